@@ -2,11 +2,25 @@
 # and reports why if not; ON requires it. On other systems the headers are used to test that driver.
 # They are searched for in MARLIN_METAL_CPP_DIR (cache variable, else environment variable), in
 # build/metal_cpp (where tools/get_metal_cpp.py puts them), in the usual folders, and in an
-# installed MLX; nothing is downloaded.
+# installed MLX. On macOS, unless MARLIN_METAL_CPP_FETCH is off, that script then gets them, so that
+# `pip install .` has the device, too.
 set(MARLIN_METAL AUTO CACHE STRING
     "Build the driver for Apple GPUs: ON, OFF or AUTO (on macOS, when metal-cpp is found)")
 set_property(CACHE MARLIN_METAL PROPERTY STRINGS AUTO ON OFF)
 set(MARLIN_METAL_CPP_DIR "" CACHE PATH "The folder that holds metal-cpp's Metal/Metal.hpp")
+
+option(MARLIN_METAL_CPP_FETCH "On macOS, download metal-cpp's headers where they are not found" ON)
+set(MARLIN_METAL_SCRIPTS ${CMAKE_CURRENT_LIST_DIR})
+
+# marlin_find_metal_cpp(HINTS...): sets MARLIN_METAL_CPP_INCLUDE_DIR in the cache.
+function(marlin_find_metal_cpp)
+  set(CMAKE_FIND_FRAMEWORK NEVER)  # Metal.framework has a folder Metal without this header.
+  find_path(MARLIN_METAL_CPP_INCLUDE_DIR Metal/Metal.hpp
+            HINTS ${MARLIN_METAL_CPP_DIR} $ENV{MARLIN_METAL_CPP_DIR} ${CMAKE_BINARY_DIR}/metal_cpp
+            PATHS ${ARGN} /opt/homebrew/include /usr/local/include
+            PATH_SUFFIXES metal-cpp metal_cpp)
+  mark_as_advanced(MARLIN_METAL_CPP_INCLUDE_DIR)
+endfunction()
 
 file(GLOB installed_mlx ${PROJECT_SOURCE_DIR}/.venv*/lib/python3*/site-packages/mlx/include/metal_cpp)
 if(NOT MARLIN_METAL STREQUAL "OFF" AND NOT MARLIN_METAL_CPP_INCLUDE_DIR)
@@ -19,13 +33,15 @@ if(NOT MARLIN_METAL STREQUAL "OFF" AND NOT MARLIN_METAL_CPP_INCLUDE_DIR)
       OUTPUT_VARIABLE python_mlx OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
     list(APPEND installed_mlx ${python_mlx})
   endif()
-  set(CMAKE_FIND_FRAMEWORK NEVER)  # Metal.framework has a folder Metal without this header.
-  find_path(MARLIN_METAL_CPP_INCLUDE_DIR Metal/Metal.hpp
-            HINTS ${MARLIN_METAL_CPP_DIR} $ENV{MARLIN_METAL_CPP_DIR} ${CMAKE_BINARY_DIR}/metal_cpp
-            PATHS ${installed_mlx} /opt/homebrew/include /usr/local/include
-            PATH_SUFFIXES metal-cpp metal_cpp)
-  mark_as_advanced(MARLIN_METAL_CPP_INCLUDE_DIR)
-  unset(CMAKE_FIND_FRAMEWORK)
+  marlin_find_metal_cpp(${installed_mlx})
+  if(NOT MARLIN_METAL_CPP_INCLUDE_DIR AND MARLIN_METAL_CPP_FETCH AND Python3_Interpreter_FOUND
+     AND CMAKE_SYSTEM_NAME STREQUAL "Darwin" AND PROJECT_IS_TOP_LEVEL)
+    message(STATUS "Metal: getting metal-cpp (tools/get_metal_cpp.py)")
+    execute_process(
+      COMMAND ${Python3_EXECUTABLE} ${MARLIN_METAL_SCRIPTS}/../tools/get_metal_cpp.py
+              ${CMAKE_BINARY_DIR}/metal_cpp)
+    marlin_find_metal_cpp()
+  endif()
 endif()
 
 set(MARLIN_HAVE_METAL OFF)
@@ -36,15 +52,19 @@ elseif(NOT CMAKE_SYSTEM_NAME STREQUAL "Darwin")
 elseif(NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")
   set(why "metal-cpp needs blocks, which only clang has")
 elseif(NOT MARLIN_METAL_CPP_INCLUDE_DIR)
-  set(why "metal-cpp was not found: tools/get_metal_cpp.py ${CMAKE_BINARY_DIR}/metal_cpp gets it, or set MARLIN_METAL_CPP_DIR")
+  set(why "metal-cpp was not found: tools/get_metal_cpp.py FOLDER gets it; set MARLIN_METAL_CPP_DIR to the folder")
 else()
   set(MARLIN_HAVE_METAL ON)
 endif()
 if(MARLIN_METAL STREQUAL "ON" AND NOT MARLIN_HAVE_METAL)
   message(FATAL_ERROR "MARLIN_METAL=ON: ${why}")
 endif()
+set(MARLIN_METAL_WHY "${why}")  # The device "metal" says it.
 if(MARLIN_HAVE_METAL)
   message(STATUS "Metal: ON (metal-cpp in ${MARLIN_METAL_CPP_INCLUDE_DIR})")
+elseif(CMAKE_SYSTEM_NAME STREQUAL "Darwin" AND PROJECT_IS_TOP_LEVEL)
+  message(WARNING "Metal: OFF (${why}). This build runs on the CPU alone: it leaves out the "
+                  "device \"metal\".")
 else()
   message(STATUS "Metal: OFF (${why})")
 endif()
@@ -55,6 +75,10 @@ endif()
 function(marlin_metal_cpp_objects output)
   cmake_parse_arguments(arg "" "" "SOURCES;INCLUDES" ${ARGN})
   set(includes "")
+  set(werror "")
+  if(MARLIN_WERROR)
+    set(werror -Werror)
+  endif()
   foreach(folder IN LISTS arg_INCLUDES)
     list(APPEND includes -isystem ${folder})
   endforeach()
@@ -65,7 +89,7 @@ function(marlin_metal_cpp_objects output)
     add_custom_command(
       OUTPUT ${object}
       COMMAND ${CMAKE_CXX_COMPILER_LAUNCHER} ${MARLIN_BLOCKS_CLANG} -std=c++20 -fblocks -O1 -g -Wall
-              -Wextra -Wconversion -Wshadow -Werror -ffp-contract=off
+              -Wextra -Wconversion -Wshadow ${werror} -ffp-contract=off
               -DMETALCPP_SYMBOL_VISIBILITY_HIDDEN -D__MAC_OS_X_VERSION_MIN_REQUIRED=140000
               -I${PROJECT_SOURCE_DIR}/src -I${PROJECT_SOURCE_DIR}/include
               -I${PROJECT_SOURCE_DIR}/python/src ${includes}
@@ -78,11 +102,12 @@ function(marlin_metal_cpp_objects output)
 endfunction()
 
 # marlin_metal_library(output KERNEL_FOLDER): generates a source that embeds a metallib of all
-# kernels, compiled by Xcode. Without that compiler (the command line tools lack it) the source
-# embeds none, and the driver compiles the kernels at run time.
+# kernels, compiled by Xcode. Without that compiler (the command line tools lack it), or if it
+# refuses one of them, the source embeds none, and the driver compiles the kernels at run time: then
+# only what uses the refused one fails, with the compiler's message.
 function(marlin_metal_library output folder)
   set(source ${MARLIN_GENERATED_DIR}/metal/built_library.cc)
-  set(template ${PROJECT_SOURCE_DIR}/src/backends/metal/apple/built_library.cc.in)
+  set(template ${MARLIN_METAL_SCRIPTS}/../src/backends/metal/apple/built_library.cc.in)
   set(${output} ${source} PARENT_SCOPE)
   set(compile xcrun -sdk macosx metal -std=metal3.1 -fno-fast-math -mmacosx-version-min=14.0 -O2)
   set(probe ${CMAKE_CURRENT_BINARY_DIR}/kernels/probe.metal)
@@ -96,25 +121,28 @@ function(marlin_metal_library output folder)
     return()
   endif()
   file(GLOB kernels CONFIGURE_DEPENDS ${folder}/*.metal)
-  file(GLOB headers CONFIGURE_DEPENDS ${folder}/*.h)
+  file(GLOB headers CONFIGURE_DEPENDS ${folder}/*.h ${PROJECT_SOURCE_DIR}/src/plan/integers/*.h)
   set(objects "")
   foreach(kernel IN LISTS kernels)
     get_filename_component(name ${kernel} NAME_WE)
     set(object ${CMAKE_CURRENT_BINARY_DIR}/kernels/${name}.air)
     add_custom_command(
       OUTPUT ${object}
-      COMMAND ${compile} -I ${PROJECT_SOURCE_DIR}/src -c ${kernel} -o ${object}
-      DEPENDS ${kernel} ${headers}
+      COMMAND ${CMAKE_COMMAND} -DSOURCE=${kernel} -DOBJECT=${object}
+              "-DCOMPILE=${compile};-I;${PROJECT_SOURCE_DIR}/src"
+              -P ${MARLIN_METAL_SCRIPTS}/MarlinMetalKernel.cmake
+      DEPENDS ${kernel} ${headers} ${MARLIN_METAL_SCRIPTS}/MarlinMetalKernel.cmake
       COMMENT "Compiling ${name}.metal" VERBATIM)
     list(APPEND objects ${object})
   endforeach()
   set(library ${CMAKE_CURRENT_BINARY_DIR}/kernels/marlin.metallib)
-  set(script ${PROJECT_SOURCE_DIR}/cmake/MarlinEmbedBinary.cmake)
+  set(link ${MARLIN_METAL_SCRIPTS}/MarlinMetalLibrary.cmake)
+  set(embed ${MARLIN_METAL_SCRIPTS}/MarlinEmbedBinary.cmake)
   add_custom_command(
     OUTPUT ${source}
-    COMMAND xcrun -sdk macosx metallib ${objects} -o ${library}
+    COMMAND ${CMAKE_COMMAND} "-DOBJECTS=${objects}" -DLIBRARY=${library} -P ${link}
     COMMAND ${CMAKE_COMMAND} -DBINARY=${library} -DTEMPLATE=${template} -DSOURCE=${source}
-            -P ${script}
-    DEPENDS ${objects} ${template} ${script}
+            -P ${embed}
+    DEPENDS ${objects} ${template} ${link} ${embed}
     COMMENT "Linking marlin.metallib" VERBATIM)
 endfunction()

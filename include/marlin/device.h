@@ -23,6 +23,13 @@ struct KernelInfo {
   bool only_by_name = false;  ///< Never selected; runs only when GemmOptions::kernel names it.
 };
 
+/// A decoder operation that the host has run in the memory that it shares with a device.
+struct HostOperation {
+  std::string name;         ///< "RMS norm".
+  int64_t calls = 0;        ///< Since the device was opened.
+  bool has_kernel = false;  ///< The device has a kernel, which does not take these calls.
+};
+
 /// Properties of a device.
 struct DeviceInfo {
   std::string name;     ///< Argument of Device::Open: "cpu".
@@ -33,6 +40,9 @@ struct DeviceInfo {
   std::vector<KernelInfo> kernels;
   int64_t measured_products = 0;  ///< Entries of the tuning table; costs decide the rest.
   std::string tuning_file;        ///< The user's tuning file; empty if none is loaded.
+  /// Opened as "auto": why the devices before this one were not; empty if there are none.
+  std::string passed_over;
+  std::vector<HostOperation> host_operations;  ///< Empty where the device runs all of them.
 };
 
 /// Calls body(i) for i in [0, count), in any order and on any threads, and returns when all calls
@@ -58,12 +68,13 @@ class Device {
 
   /// Opens "cpu", "cuda" (the current CUDA device), "cuda:0", "cuda:1", ..., "metal" (an Apple
   /// GPU), "metal-sim" (its simulator) or "auto": a CUDA device if this build has CUDA and a
-  /// supported GPU is visible, otherwise the CPU. Model::Open falls back to the CPU for a device
-  /// opened as "auto" that cannot run the model. The environment variable METAL_MARLIN_CPU (scalar,
-  /// avx2, avx512, amx or neon) forces an instruction set of the CPU. Errors: kInvalidArgument for
-  /// an unknown name; kUnsupported for an instruction set that the processor lacks and for a device
-  /// that is not present; kIo and kMalformedFile for an unreadable tuning file; kOutOfMemory when
-  /// the system cannot start all requested threads: a device never runs with fewer than it reports.
+  /// supported GPU is visible, on a Mac its GPU, otherwise the CPU. Model::Open falls back to the
+  /// CPU for a device opened as "auto" that cannot run the model, or leaves a part of it to the
+  /// CPU, which alone is faster. The environment variable METAL_MARLIN_CPU (scalar, avx2, avx512,
+  /// amx or neon) forces an instruction set of the CPU. Errors: kInvalidArgument for an unknown
+  /// name; kUnsupported for an instruction set that the processor lacks and for a device that is
+  /// not present; kIo and kMalformedFile for an unreadable tuning file; kOutOfMemory when the
+  /// system cannot start all requested threads: a device never runs with fewer than it reports.
   static Result<Device> Open(std::string_view name, const DeviceOptions& options = {});
 
   /// The device's properties and kernels.
@@ -131,7 +142,8 @@ class DeviceBuffer {
   int64_t bytes_ = 0;
 };
 
-/// Every device of this machine that opens; the simulator is not listed.
+/// Every device of this machine; the simulator is not listed. Apple's GPU is not tested, as it is
+/// when it is opened.
 std::vector<DeviceInfo> ListDevices();
 
 }  // namespace marlin

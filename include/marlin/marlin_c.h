@@ -231,8 +231,8 @@ MARLIN_C_API const char* marlin_version(void);
  * thread. */
 MARLIN_C_API const char* marlin_last_error(void);
 
-/* Opens "cpu", "cuda", "cuda:0", "metal", "metal-sim" or "auto" (a supported CUDA GPU, otherwise
- * the CPU); threads: 0 means all. */
+/* Opens "cpu", "cuda", "cuda:0", "metal", "metal-sim" or "auto" (a supported CUDA GPU, a
+ * Mac's GPU, otherwise the CPU); threads: 0 means all. */
 MARLIN_C_API marlin_code marlin_device_open(const char* name, int32_t threads,
                                             marlin_device** device);
 MARLIN_C_API void marlin_device_destroy(marlin_device* device);

@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -63,6 +64,10 @@ class ProgramCacheTest : public ::testing::Test {
     if (!cache_.Get(KeyOf({name}), path)) return "none";
     std::ifstream file(path, std::ios::binary);
     return {std::istreambuf_iterator<char>(file), {}};
+  }
+
+  fs::path PathOf(const std::string& name) const {
+    return folder_ / (KeyOf({name}).Name() + ".so");
   }
 
   size_t Count() const {
@@ -125,9 +130,10 @@ TEST_F(ProgramCacheTest, ThreadsFindWholeFiles) {
 TEST_F(ProgramCacheTest, KeepsTheNewestLibraries) {
   const auto now = fs::file_time_type::clock::now();
   fs::create_directories(folder_);
+  cache_.Put(KeyOf({"0"}), FileOf("0"));
   for (size_t i = 0; i < ProgramCache::kMostLibraries; ++i) {
-    const fs::path path = folder_ / (KeyOf({std::to_string(i)}).Name() + ".so");
-    std::ofstream(path) << i;
+    const fs::path path = PathOf(std::to_string(i));
+    if (i != 0) fs::copy_file(PathOf("0"), path);
     fs::last_write_time(path, now - std::chrono::hours(1000 - static_cast<int>(i)));
   }
   // A library that is found becomes the newest.
@@ -136,8 +142,92 @@ TEST_F(ProgramCacheTest, KeepsTheNewestLibraries) {
   EXPECT_EQ(Count(), ProgramCache::kMostLibraries);
   EXPECT_EQ(Found("0"), "0");
   EXPECT_EQ(Found("1"), "none");
-  EXPECT_EQ(Found("2"), "2");
+  EXPECT_EQ(Found("2"), "0");
   EXPECT_EQ(Found("new"), "new");
+}
+
+TEST_F(ProgramCacheTest, KeepsNoMoreBytesThanItsLimit) {
+  fs::create_directories(folder_);
+  const auto now = fs::file_time_type::clock::now();
+  for (int i = 0; i < 3; ++i) {  // Files without content, which take no room.
+    const fs::path path = PathOf(std::to_string(i));
+    std::ofstream(path).close();
+    fs::resize_file(path, ProgramCache::kMostBytes / 2 - 1000);
+    fs::last_write_time(path, now - std::chrono::hours(9 - i));
+  }
+  cache_.Put(KeyOf({"new"}), FileOf("new"));
+  EXPECT_FALSE(fs::exists(PathOf("0")));
+  EXPECT_TRUE(fs::exists(PathOf("1")));
+  EXPECT_TRUE(fs::exists(PathOf("2")));
+  EXPECT_EQ(Found("new"), "new");
+}
+
+TEST_F(ProgramCacheTest, APartOfAFileIsNone) {
+  cache_.Put(KeyOf({"a"}), FileOf(std::string(1000, 'a')));
+  const uintmax_t whole = fs::file_size(PathOf("a"));
+  for (const uintmax_t bytes : {whole - 1, uintmax_t{1000}, uintmax_t{500}, uintmax_t{0}}) {
+    fs::resize_file(PathOf("a"), bytes);
+    EXPECT_EQ(Found("a"), "none") << bytes;
+    EXPECT_FALSE(fs::exists(root_ / "found-a"));
+  }
+  cache_.Put(KeyOf({"a"}), FileOf("again"));
+  EXPECT_EQ(Found("a"), "again");
+}
+
+TEST_F(ProgramCacheTest, RemovesWhatWritersLeft) {
+  fs::create_directories(folder_);
+  for (const char* const name : {"part-old", "part-new"}) std::ofstream(folder_ / name) << "part";
+  fs::last_write_time(folder_ / "part-old",
+                      fs::file_time_type::clock::now() - std::chrono::hours(2));
+  cache_.Put(KeyOf({"a"}), FileOf("first"));
+  EXPECT_FALSE(fs::exists(folder_ / "part-old"));
+  EXPECT_TRUE(fs::exists(folder_ / "part-new"));
+}
+
+/// Sets a variable of the environment, or unsets it, until the end of the scope.
+class Variable {
+ public:
+  Variable(const char* name, const char* value) : name_(name) {
+    const char* const before = getenv(name);
+    if (before != nullptr) before_ = before;
+    Set(value);
+  }
+  ~Variable() { Set(before_ ? before_->c_str() : nullptr); }
+
+ private:
+  void Set(const char* value) const {
+    if (value == nullptr) {
+      unsetenv(name_);
+    } else {
+      setenv(name_, value, 1);
+    }
+  }
+  const char* name_;
+  std::optional<std::string> before_;
+};
+
+TEST_F(ProgramCacheTest, TheEnvironmentSaysWhere) {
+  const fs::path caches = root_ / "caches";
+  const Variable home("XDG_CACHE_HOME", caches.c_str());
+  const auto kept_in = [&](const fs::path& folder) {
+    fs::remove_all(folder);
+    ProgramCache::OfEnvironment().Put(KeyOf({"a"}), FileOf("first"));
+    return fs::exists(folder / PathOf("a").filename());
+  };
+  {
+    const Variable unset("METAL_SIM_CACHE", nullptr);
+    EXPECT_TRUE(kept_in(caches / "metal-sim"));
+    // Others could put libraries there, which would be run.
+    fs::permissions(caches / "metal-sim", fs::perms::others_write, fs::perm_options::add);
+    EXPECT_FALSE(ProgramCache::OfEnvironment().Get(KeyOf({"a"}), root_ / "found"));
+    const Variable no_home("XDG_CACHE_HOME", nullptr);
+    const Variable temporary("TMPDIR", root_.c_str());
+    EXPECT_TRUE(kept_in(root_ / ("metal-sim-cache-" + std::to_string(geteuid()))));
+  }
+  const Variable named("METAL_SIM_CACHE", folder_.c_str());
+  EXPECT_TRUE(kept_in(folder_));
+  const Variable off("METAL_SIM_CACHE", "");
+  EXPECT_FALSE(kept_in(caches / "metal-sim"));
 }
 
 /// Programs with a cache of the test's own.
@@ -227,6 +317,20 @@ TEST_F(CachedProgram, RunsTwiceAtOnce) {
   Compile(text);
   set(*program_, 9);
   EXPECT_EQ(Stored(), 9.0F);
+}
+
+TEST_F(CachedProgram, CompilesAgainWhatCannotBeLoaded) {
+  Compile(Store("1"));
+  ASSERT_EQ(Libraries().size(), 1u);
+  const fs::path library = Libraries()[0];
+  const std::string text(1000, 'x');
+  std::fstream file(library, std::ios::in | std::ios::out | std::ios::binary);
+  file << text;  // Its end is right.
+  file.close();
+  Compile(Store("1"));
+  EXPECT_EQ(Stored(), 1.0F);
+  Compile(Store("1"));
+  EXPECT_EQ(Stored(), 1.0F);
 }
 
 TEST_F(CachedProgram, KnowsItsLines) {

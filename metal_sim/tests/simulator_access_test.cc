@@ -99,6 +99,61 @@ TEST_F(AccessTest, ReachedMemoryIsReadOnlyAndHasBounds) {
   EXPECT_NE(finding.text.find("read-only"), std::string::npos) << finding.text;
 }
 
+TEST_F(AccessTest, AddressedMemoryIsWrittenWhereThatIsDeclared) {
+  static uint32_t words[] = {3, 4, 5, 6, 7};
+  launch_.threads_per_threadgroup = {1, 1, 1};
+  launch_.addressed_ranges = {
+      {&words[0], &words[2], false}, {&words[1], &words[3], true}, {&words[4], &words[5], true}};
+  const Report report = Run([] {
+    EXPECT_EQ(Load(&words[0], 1), 3U);
+    Store(&words[1], 9U, 2);
+    EXPECT_EQ(Load(&words[1], 1), 9U);
+    Store(&words[4], 8U, 2);
+  });
+  EXPECT_TRUE(report.clean()) << Text(report);
+  EXPECT_EQ(words[1], 9U);
+  EXPECT_EQ(words[4], 8U);
+  EXPECT_EQ(report.counters.addressed_bytes_read, 8);
+  EXPECT_EQ(report.counters.addressed_bytes_written, 8);
+  Only(FindingKind::kReadOnlyWrite,
+       [] { Sim().access(&words[0], sizeof(uint32_t), true, Site(1)); });
+  Only(FindingKind::kWildAccess, [] { Load(&words[3], 1); });
+  Only(FindingKind::kOutOfBounds, [] { Load(reinterpret_cast<const uint64_t*>(&words[4]), 1); });
+}
+
+TEST_F(AccessTest, ThreadsRaceInAddressedMemory) {
+  static uint32_t word;
+  launch_.addressed_ranges = {{&word, &word + 1, true}};
+  launch_.threads_per_threadgroup = {2, 1, 1};
+  const Report report = Run([] { Store(&word, 1U, 1); });
+  EXPECT_EQ(Of(report, FindingKind::kRace).size(), 1U) << Text(report);
+}
+
+TEST_F(AccessTest, AddressedMemoryOverlapsNoBufferThatIsWritten) {
+  const auto message = [&] { return TryRun([] {}).status().message(); };
+  launch_.addressed_ranges = {{&words_[7], &words_[8], false}};
+  EXPECT_NE(message().find("overlaps memory"), std::string::npos) << message();
+  launch_.buffers[0].read_only = true;
+  EXPECT_EQ(message(), "");
+  launch_.addressed_ranges[0].written = true;
+  EXPECT_NE(message().find("overlaps memory"), std::string::npos) << message();
+}
+
+TEST_F(AccessTest, ReportsWhatWasRead) {
+  static uint32_t words[] = {3, 4, 5};
+  launch_.addressed_ranges = {{&words[0], &words[3], true}};
+  const Report report = Run([] {
+    Load(&words[0], 1);
+    Store(&words[2], 1U, 2);
+  });
+  ASSERT_FALSE(report.observed.empty());
+  const ObservedAccess& last = report.observed.back();
+  EXPECT_EQ(last.data, &words[0]);
+  EXPECT_EQ(last.read.From(0), 0xfU);
+  EXPECT_EQ(last.written.From(0), 0xf00U);
+  EXPECT_EQ(last.written.From(7), 0x1eU);
+}
+
 TEST_F(AccessTest, OnlyTheOwnStackIsPrivate) {
   static uint32_t* shared;
   launch_.threads_per_threadgroup = {2, 1, 1};

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,13 @@ import mlx.core as mx
 import numpy as np
 
 from . import _core, linear
-from ._core import QuantizedWeights
-from ._mlx_kernels import InputTransform, check_input, self_test
+from ._core import ExpertSet, ExpertsOptions, QuantizedWeights
+from ._mlx_kernels import InputTransform, check_input, device_cores, self_test
 from .errors import InvalidArgumentError
 from .moe import MarlinMoE
+
+# x [..., hidden] and indices [..., top_k] -> [..., top_k, hidden].
+ExpertsFunction = Callable[[mx.array, mx.array], mx.array]
 
 # Written when the module was built. MLX's C++ interface changes with every version, so the version
 # is compared before anything is loaded.
@@ -70,14 +73,51 @@ def _metal_weights(module: Any, weights: QuantizedWeights) -> Any:
         # Parts that a format lacks are bound to an array that is never read.
         [parts.get(name, parts["codes"]) for name in names],
         self_test()["known_fragments"],
+        device_cores(),
     )
+
+
+def why_no_gpu_experts() -> str:
+    """Why the experts of a layer cannot be one primitive on a GPU; empty if they can."""
+    reason = why_not("gpu")
+    return reason or str(_module().why_no_gpu_experts())
+
+
+def _module() -> Any:
+    module, reason = _loaded()
+    if reason:
+        raise ImportError(f"metal_marlin._mlx: {reason}")
+    return module
+
+
+def cpu_experts(experts: ExpertSet, how: ExpertsOptions) -> ExpertsFunction:
+    """Experts on the CPU, as an MLX operation of x [..., hidden] and indices [..., top_k]."""
+    product = _core.rows_product(experts, how)
+    run: ExpertsFunction = _module().Experts.on_cpu(product, experts.hidden, experts.count)
+    return run
+
+
+def gpu_experts(
+    weights: Sequence[Sequence[QuantizedWeights]], biases: Sequence[Any], how: ExpertsOptions
+) -> ExpertsFunction:
+    """The same on a GPU. Gate, up and down: each a stack or the matrices of all experts; float32
+    biases [experts, n] or None."""
+    module = _module()
+    experts = linear.call(_core.metal_experts, [list(each) for each in weights], list(biases), how)
+    down = weights[-1]
+    run: ExpertsFunction = module.Experts.on_metal(
+        experts,
+        down[0].n,
+        sum(matrix.experts for matrix in down),
+        self_test()["known_fragments"],
+        device_cores(),
+    )
+    return run
 
 
 def block_function(block: MarlinMoE) -> Callable[[mx.array], mx.array]:
     """A MoE block, whose experts are on the CPU, as an MLX operation of x [..., hidden]."""
-    module, reason = _loaded()
-    if reason:
-        raise ImportError(f"metal_marlin._mlx: {reason}")
+    module = _module()
     hidden = block.experts.hidden
     product = _core.moe_product(block.experts, block.router, block.how)
     weights = module.Weights.on_cpu(product, hidden, hidden, 1)
@@ -88,9 +128,7 @@ class ExtensionWeights:
     """Weights of the primitive, prepared for one device."""
 
     def __init__(self, weights: QuantizedWeights, device: str) -> None:
-        module, reason = _loaded()
-        if reason:
-            raise ImportError(f"metal_marlin._mlx: {reason}")
+        module = _module()
         make = _metal_weights if device == "gpu" else _cpu_weights
         self._weights = make(module, weights)
         # The CPU's weights gather x themselves.
@@ -113,5 +151,17 @@ class ExtensionWeights:
         rows = x if self._transform is None else self._transform(x, expert)
         return self._weights.matmul(rows, bias, expert)
 
+    def look_up(self, ids: mx.array, dtype: mx.Dtype) -> mx.array:
+        """Column ids[...] of one matrix as a row: [..., K] of dtype."""
+        return self._weights.look_up(ids, dtype)
 
-__all__ = ["ExtensionWeights", "block_function", "why_not"]
+
+__all__ = [
+    "ExpertsFunction",
+    "ExtensionWeights",
+    "block_function",
+    "cpu_experts",
+    "gpu_experts",
+    "why_no_gpu_experts",
+    "why_not",
+]

@@ -103,6 +103,13 @@ def self_test() -> dict[str, Any]:
     return dict(_core.metal_self_test(run))
 
 
+@functools.cache
+def device_cores() -> int:
+    """GPU cores of MLX's device, by its name: MLX does not know their number."""
+    info: Any = mx.device_info() if hasattr(mx, "device_info") else mx.metal.device_info()
+    return int(_core.metal_cores(str(info.get("device_name", ""))))
+
+
 class InputTransform:
     """The columns of x as weights with an input transform read them, which kernels do not."""
 
@@ -139,6 +146,7 @@ class MetalWeights:
         # Run the self-test now: nothing can be evaluated while a function is traced.
         if "known_fragments" not in device:
             device["known_fragments"] = self_test()["known_fragments"]
+        device.setdefault("cores", device_cores())
         self._device = device
         self._transform = InputTransform(weights)
         self._strips = _core.MetalStrips(_core.stored_rows(weights))
@@ -157,6 +165,18 @@ class MetalWeights:
     def _make_plan(self, **call: Any) -> list[_Kernel]:
         plans = self._strips.plan(options(_core.MetalCall(), **call))
         return [_Kernel(plan) for plan in plans]
+
+    def look_up(self, ids: mx.array, dtype: mx.Dtype) -> mx.array:
+        """Column ids[...] of one matrix as a row [..., K]. Wrong ids become right ones."""
+        shape = (*ids.shape, self.k)
+        if ids.size == 0:
+            return mx.zeros(shape, dtype)
+        # The kernel reads what an id says.
+        rows = mx.clip(ids, 0, self.n - 1).astype(mx.int32)
+        arrays = {name: _row(part, 0) for name, part in self._parts.items()}
+        arrays["input"] = _at_least(rows)
+        kernel = _Kernel(self._strips.plan_look_up(ids.size, dtype_name(mx.zeros((0,), dtype))))
+        return kernel(arrays, dtype).reshape(shape)
 
     def matmul(
         self,
@@ -199,4 +219,4 @@ class MetalWeights:
         return out.reshape(shape)
 
 
-__all__ = ["MetalWeights", "check_input", "self_test"]
+__all__ = ["MetalWeights", "check_input", "device_cores", "self_test"]

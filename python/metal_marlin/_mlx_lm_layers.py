@@ -27,6 +27,18 @@ class Rotary(nn.Module):  # type: ignore[misc]
         )
 
 
+class TiedHead(nn.Module):  # type: ignore[misc]
+    """A head that is the embeddings, for models whose head is always a module of its own."""
+
+    def __init__(self, embedding: nn.Module) -> None:
+        super().__init__()
+        self._multiply = embedding.as_linear  # A method: the embeddings are no module of this one.
+
+    def __call__(self, x: mx.array) -> mx.array:
+        y: mx.array = self._multiply(x)
+        return y
+
+
 class SlidingAttention(nn.Module):  # type: ignore[misc]
     """An attention block of mlx_lm with a sliding window."""
 
@@ -83,4 +95,4 @@ def _choose(
     return chosen, weights
 
 
-__all__ = ["GroupedGate", "Rotary", "SlidingAttention"]
+__all__ = ["GroupedGate", "Rotary", "SlidingAttention", "TiedHead"]

@@ -10,6 +10,7 @@ GEMMs take one of three paths; `backend()` says which and why:
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -39,6 +40,8 @@ class _Weights(Protocol):
         self, x: mx.array, bias: mx.array | None = None, *, expert: int = 0
     ) -> mx.array: ...
 
+    def look_up(self, ids: mx.array, dtype: mx.Dtype) -> mx.array: ...
+
 
 class _CopiedWeights:
     """Weights for the CPU; inputs and outputs are copied."""
@@ -56,6 +59,14 @@ class _CopiedWeights:
         added = None if bias is None else np.array(bias.astype(mx.float32))
         y = linear.matmul(rows, prepared, added, expert=expert)
         return mx.array(y.reshape(*x.shape[:-1], prepared.n)).astype(x.dtype)
+
+    def look_up(self, ids: mx.array, dtype: mx.Dtype) -> mx.array:
+        wide = np.array(ids).astype(np.int64).reshape(-1)
+        flat = wide.clip(-1, 2**31 - 1).astype(np.int32)
+        rows = np.empty((flat.size, self._prepared.k), np.float32)
+        if flat.size > 0:
+            linear.call(_core.look_up, self._prepared, flat, rows)
+        return mx.array(rows.reshape(*ids.shape, self._prepared.k)).astype(dtype)
 
 
 def on_metal() -> bool:
@@ -148,6 +159,36 @@ class MarlinLinear(nn.Module):  # type: ignore[misc]
         return y
 
 
+class MarlinEmbedding(nn.Module):  # type: ignore[misc]
+    """An embedding whose table is quantized, with the interface of mlx's QuantizedEmbedding: ids to
+    rows of `dtype`, and `as_linear` for a tied head. `weights` are a head's: [dims, embeddings].
+
+    An id that is none is an error when the result is evaluated, except on a GPU.
+    """
+
+    def __init__(self, weights: QuantizedWeights, dtype: mx.Dtype = mx.bfloat16) -> None:
+        super().__init__()
+        if weights.experts != 1:
+            raise UnsupportedError(f"weights: expected one matrix, got {weights.experts} experts")
+        # A row of a table has no input, whose transform would have to be undone.
+        self._prepared = _prepare(linear.fold_input(weights))
+        self.dims, self.embeddings = weights.k, weights.n
+        self.format, self.group_size = weights.format, weights.group_size
+        # A parameter, so that Module.set_dtype sets the type of the rows.
+        self.unit = mx.ones((1,), dtype)
+        self.freeze()
+
+    def __call__(self, ids: mx.array) -> mx.array:
+        if not mx.issubdtype(ids.dtype, mx.integer):
+            raise InvalidArgumentError(f"ids: expected integers, got {ids.dtype}")
+        rows: mx.array = self._prepared.look_up(ids, self.unit.dtype)
+        return rows
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        y: mx.array = self._prepared.matmul(x)
+        return y
+
+
 class MarlinSwitchLinear(nn.Module):  # type: ignore[misc]
     """All experts' matrices, with the interface of mlx_lm's SwitchLinear: x and indices -> outputs.
 
@@ -226,40 +267,107 @@ class MarlinMoE(nn.Module):  # type: ignore[misc]
         return y
 
 
+def _matrices(name: str, matrices: moe.Matrices) -> list[QuantizedWeights]:
+    """A stack of all experts, or one matrix for each, without transforms of their inputs."""
+    each = list(matrices) if isinstance(matrices, Sequence) else [matrices]
+    for one in each:
+        if not isinstance(one, QuantizedWeights):
+            raise InvalidArgumentError(
+                f"{name}: expected weights of pack_weights, got {type(one).__name__}"
+            )
+    return [linear.fold_input(one) for one in each]
+
+
+def _copied_experts(
+    x: mx.array, indices: mx.array, experts: ExpertSet, options: dict[str, Any]
+) -> mx.array:
+    """Experts on the CPU through NumPy; the host reads the indices."""
+    shape = (*indices.shape, experts.hidden)
+    # One selection per row, because the results are not added here.
+    rows = mx.broadcast_to(mx.expand_dims(x, -2), shape).reshape(-1, experts.hidden)
+    ids = np.array(indices).reshape(-1, 1)
+    ones = np.ones(ids.shape, np.float32)
+    y: mx.array = moe.moe_experts(rows, ids, ones, experts, **options)
+    return y.reshape(shape)
+
+
 class MarlinSwitchGLU(nn.Module):  # type: ignore[misc]
     """All experts of a layer in one call, with the interface of mlx_lm's SwitchGLU: x [..., in] and
     indices [..., top_k] -> [..., top_k, in], which the caller weighs and adds.
 
-    The experts run on the CPU. The host reads the indices, so compiled functions cannot use this
-    module. `options` are as for metal_marlin.moe_experts.
+    The experts of an ExpertSet run on the CPU; a layer of `from_weights` runs on MLX's default
+    device of that time. With the extension it is an MLX operation: lazy, and compatible with
+    mx.compile. An index that is no expert is then an error when the result is evaluated, and on a
+    GPU at the next call of that shape. By copies, the host reads the indices. `options` are as for
+    metal_marlin.moe_experts.
     """
 
     def __init__(self, experts: ExpertSet, **options: Any) -> None:
         super().__init__()
-        moe.moe_options(**options)  # Reports wrong ones now.
+        how = moe.moe_options(**options)  # Reports wrong ones now.
+        moe.check_set(experts)
         if experts.matrix(experts.count, 2) is not None:
             raise InvalidArgumentError("experts: a shared expert would be part of every selection")
-        self._set, self._options = experts, options
+        if backend().name != "copies" and not _mlx_extension.why_not("cpu"):
+            self._run = _mlx_extension.cpu_experts(experts, how)
+        else:
+            self._run = functools.partial(_copied_experts, experts=experts, options=options)
         self.experts, self.hidden = experts.count, experts.hidden
         self.freeze()
 
+    @staticmethod
+    def why_not_on_gpu() -> str:
+        """Why layers made now do not run on an Apple GPU in one call; empty: they do."""
+        chosen = backend()
+        if not on_metal() or chosen.name != "extension":
+            return chosen.reason if on_metal() else "MLX's default device is not a GPU with Metal"
+        return _mlx_extension.why_no_gpu_experts()
+
+    @classmethod
+    def from_weights(
+        cls,
+        gate: moe.Matrices,
+        up: moe.Matrices | None,
+        down: moe.Matrices,
+        *,
+        gate_bias: Any = None,
+        up_bias: Any = None,
+        down_bias: Any = None,
+        **options: Any,
+    ) -> MarlinSwitchGLU:
+        """The layer for MLX's default device; arguments as for metal_marlin.prepare_experts."""
+        biases = {"gate_bias": gate_bias, "up_bias": up_bias, "down_bias": down_bias}
+        if cls.why_not_on_gpu():
+            return cls(moe.prepare_experts(gate, up, down, **biases, device="cpu"), **options)
+        how = moe.moe_options(**options)
+        weights = [
+            [] if each is None else _matrices(name, each)
+            for name, each in (("gate", gate), ("up", up), ("down", down))
+        ]
+        made = cls.__new__(cls)
+        nn.Module.__init__(made)
+        arrays = [moe.host_biases(name, bias) for name, bias in biases.items()]
+        made._run = _mlx_extension.gpu_experts(weights, arrays, how)
+        made.experts = sum(matrix.experts for matrix in weights[-1])
+        made.hidden = weights[-1][0].n
+        made.freeze()
+        return made
+
     def __call__(self, x: mx.array, indices: mx.array) -> mx.array:
         check_input(x, self.hidden)
-        shape = (*indices.shape, self.hidden)
         if x.shape[:-1] != indices.shape[:-1]:
             raise InvalidArgumentError(
                 f"indices: expected [..., top_k] as x, got {[*indices.shape]} for x {[*x.shape]}"
             )
-        # One selection per row, because the results are not added here.
-        rows = mx.broadcast_to(mx.expand_dims(x, -2), shape).reshape(-1, self.hidden)
-        ids = np.array(indices).reshape(-1, 1)
-        ones = np.ones(ids.shape, np.float32)
-        y: mx.array = moe.moe_experts(rows, ids, ones, self._set, **self._options)
-        return y.reshape(shape)
+        if not mx.issubdtype(indices.dtype, mx.integer):
+            raise InvalidArgumentError(f"indices: expected integers, got {indices.dtype}")
+        y: mx.array = self._run(x, indices)
+        return y
 
 
 __all__ = [
     "Backend",
+    "MarlinEmbedding",
     "MarlinLinear",
     "MarlinMoE",
     "MarlinSwitchGLU",

@@ -6,8 +6,11 @@ windows and gates are replaced by the runner's; any other difference is rejected
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +21,19 @@ from ._core import (
     Checkpoint,
     complete_config,
     describe_decoder,
+    key_treatment,
     multimodal_model_types,
     supported_model_types,
 )
+from ._mlx_lm_command import hub_name, run_command
 from ._mlx_lm_experts import ExpertBlocks, Projection
-from ._mlx_lm_layers import GroupedGate, Rotary, SlidingAttention
+from ._mlx_lm_layers import GroupedGate, Rotary, SlidingAttention, TiedHead
+from ._mlx_lm_names import Sanitized
 from .errors import MalformedFileError, UnsupportedError
 from .hub import local_path
 from .linear import dequantize
-from .mlx import MarlinLinear, MarlinSwitchGLU, MarlinSwitchLinear, on_metal
-from .moe import find_gate_options, prepare_experts
+from .mlx import MarlinEmbedding, MarlinLinear, MarlinSwitchGLU, MarlinSwitchLinear, on_metal
+from .moe import find_gate_options
 
 
 # Types whose models of mlx_lm are adapted here to what config.json says and their defaults are not.
@@ -47,6 +53,21 @@ _TYPES = frozenset(
         "qwen3",
         "qwen3_moe",
         "seed_oss",
+    )
+)
+
+
+# Keys whose content _as_mlx_names gives the names of earlier versions.
+_RENAMED = frozenset(
+    (
+        "model_type",
+        "n_routed_experts",
+        "num_experts",
+        "num_local_experts",
+        "partial_rotary_factor",
+        "rope_parameters",
+        "rope_scaling",
+        "rope_theta",
     )
 )
 
@@ -93,12 +114,37 @@ def _make_model(config: dict[str, Any], decoder: dict[str, Any] | None) -> nn.Mo
     except (ValueError, TypeError, AssertionError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UnsupportedError(f"mlx_lm cannot build a {kind}: {reason}") from error
-    if decoder is not None:
+    if decoder is None:
+        _check_keys(kind, config, args_class)
+    else:
         _check_function(kind, decoder)
         for layer, window in zip(model.model.layers, decoder["windows"], strict=True):
             _adapt_attention(kind, layer, decoder, window)
         _adapt_mlps(kind, model, config, decoder)
     return model
+
+
+def _check_keys(kind: str, config: dict[str, Any], args_class: Any) -> None:
+    """Rejects keys that mlx_lm does not read, in a type that this package does not know, if their
+    names say that they change the model's function and their values are not the type's usual."""
+    read = {*(field.name for field in dataclasses.fields(args_class)), *_RENAMED}
+    suspect = {
+        key: value
+        for key, value in config.items()
+        if key not in read and value is not None and key_treatment(kind, key) == "suspect"
+    }
+    usual = _usual_config(kind) if suspect else {}
+    for key, value in suspect.items():
+        if key not in usual or usual[key] != value:
+            raise UnsupportedError(f"config.json: {key}: mlx_lm's {kind} does not read it")
+
+
+def _usual_config(kind: str) -> dict[str, Any]:
+    """The values of a type's configuration class in transformers, which mlx_lm requires."""
+    from transformers import CONFIG_MAPPING
+
+    made: dict[str, Any] = CONFIG_MAPPING[kind]().to_dict() if kind in CONFIG_MAPPING else {}
+    return made
 
 
 def _check_function(kind: str, decoder: dict[str, Any]) -> None:
@@ -147,6 +193,7 @@ class _Loader:
         self, path: Path, checkpoint: Checkpoint, model: Any, decoder: dict[str, Any] | None
     ) -> None:
         self.checkpoint, self.model, self.decoder = checkpoint, model, decoder
+        self._blocks: list[str] = []  # Paths of the experts that were placed.
         names = [module["name"] for module in checkpoint.modules]
         self.modules = [name for name in names if not self._is_ignored(name)]
         # Without tensors that no decoder uses, such as scales of a KV cache.
@@ -176,20 +223,24 @@ class _Loader:
     def load(self) -> None:
         """Loads everything. Errors: UnsupportedError for missing or extra modules and tensors."""
         interleaved = self.decoder is not None and self.decoder["interleaved_experts"]
+        before = {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
         blocks = ExpertBlocks(self.checkpoint, self.modules, self.tensors, interleaved)
+        # Experts and both halves of an MLA's kv_b_proj are placed here, whatever their format.
+        latent = [n for n in self.tensors if n.endswith(".kv_b_proj.weight") and self._is_latent(n)]
+        latents = {name: self.tensors.pop(name) for name in latent}
+        others = {name: before[name] for name in before if name not in self.tensors}
+        modules = [each for each in self.checkpoint.modules if each["name"] in set(self.modules)]
+        names = Sanitized(self.model, self.tensors, modules, others)
+        self.tensors = {self._path(name): tensor for name, tensor in names.tensors.items()}
         for owner, projections in blocks.take():
             self._place_experts(owner, projections)
-        self.tensors = {self._path(name): tensor for name, tensor in self.tensors.items()}
         for name in blocks.other_modules:
-            self._place(name)
-        for name in [name for name in self.tensors if name.endswith(".kv_b_proj.weight")]:
-            if self._find(name.removesuffix(".kv_b_proj.weight") + ".embed_q") is not None:
-                self._place_latent(name, self.tensors.pop(name))
-        table = self.tensors.get("model.embed_tokens.weight")
-        tied = self.decoder is not None and self.decoder["tied"]
-        if tied and table is not None and "lm_head" in self.model:
-            # Some mlx_lm models always have a separate lm_head, regardless of config.json.
-            self.tensors["lm_head.weight"] = table
+            if name in names.module_names or self._is_latent(name):
+                self._place(name, self._path(names.module_names.get(name, name)))
+        for name, tensor in latents.items():
+            self._place_latent(self._path(name), tensor)
+        self._check_changed(names.changed)
+        self._tie()
         for name in self.tensors:
             # mlx_lm's qwen3 has no biases, regardless of attention_bias.
             layer = self._find(name.removesuffix(".bias")) if name.endswith(".bias") else None
@@ -197,6 +248,34 @@ class _Loader:
                 layer.bias = mx.zeros((layer.weight.shape[0],))
         self._check_complete()
         self.model.load_weights(list(self.tensors.items()), strict=False)
+
+    def _is_latent(self, name: str) -> bool:
+        """Whether a kv_b_proj is two matrices in mlx_lm's model."""
+        owner, _, last = self._path(name).removesuffix(".weight").rpartition(".")
+        return last == "kv_b_proj" and self._find(f"{owner}.embed_q") is not None
+
+    def _check_changed(self, changed: list[str]) -> None:
+        """Checks that what sanitize made of quantized weights was placed otherwise."""
+        for name in changed:
+            path = self._path(name)
+            in_block = any(path.startswith(f"{block}.") for block in self._blocks)
+            if path not in self.tensors and not in_block:
+                raise UnsupportedError(
+                    f"{name}: mlx_lm's sanitize makes it of quantized weights, which is not "
+                    "supported"
+                )
+
+    def _tie(self) -> None:
+        """Gives a model with a head of its own the embeddings, if the directory ties them."""
+        # Some mlx_lm models always have a separate lm_head, regardless of config.json.
+        if self.decoder is None or not self.decoder["tied"] or "lm_head" not in self.model:
+            return
+        table = self.tensors.get("model.embed_tokens.weight")
+        embedding = self._find("model.embed_tokens")
+        if isinstance(embedding, MarlinEmbedding):
+            self.model.lm_head = TiedHead(embedding)
+        elif table is not None:
+            self.tensors["lm_head.weight"] = table
 
     def _path(self, name: str) -> str:
         """The path of a tensor or module in mlx_lm's model."""
@@ -226,7 +305,7 @@ class _Loader:
 
     def _replace(self, path: str, made: nn.Module) -> None:
         owner, _, last = path.rpartition(".")
-        self._find(owner)[last] = made
+        (self._find(owner) if owner else self.model)[last] = made
 
     def _bias(self, path: str, old: nn.Module) -> mx.array | None:
         bias = self.tensors.pop(f"{path}.bias", None)
@@ -236,21 +315,32 @@ class _Loader:
             _check_shape(f"{path}.bias", tuple(bias.shape), old.weight.shape[:-1])
         return bias
 
-    def _place(self, name: str) -> None:
-        path = self._path(name).removesuffix(".weight")
-        owner, _, last = path.rpartition(".")
-        if last == "kv_b_proj" and self._find(f"{owner}.embed_q") is not None:
+    def _place(self, name: str, path: str) -> None:
+        """Places a module of the directory at a path of the model."""
+        path = path.removesuffix(".weight")
+        if self._is_latent(path):
             dense = dequantize(self.checkpoint.weights(name)).T
             self._place_latent(path, mx.array(dense))
             return
         old = self._find(path)
         if old is None:
             raise UnsupportedError(f"{name}: mlx_lm's model has no such module")
-        if not isinstance(old, nn.Linear):
+        if not isinstance(old, (nn.Linear, nn.Embedding)):
             raise UnsupportedError(f"{name}: a {type(old).__name__} cannot be quantized here")
         weights = self.checkpoint.weights(name)
         _check_shape(name, (weights.n, weights.k), old.weight.shape)
-        self._replace(path, MarlinLinear(weights, self._bias(path, old)))
+        if isinstance(old, nn.Embedding):
+            made: nn.Module = MarlinEmbedding(weights, self._element_type())
+        else:
+            made = MarlinLinear(weights, self._bias(path, old))
+        self._replace(path, made)
+
+    def _element_type(self) -> mx.Dtype:
+        """The type of activations, which the embeddings determine: the norms' type."""
+        for name, tensor in self.tensors.items():
+            if name.endswith("norm.weight") and mx.issubdtype(tensor.dtype, mx.floating):
+                return tensor.dtype
+        return mx.bfloat16
 
     def _place_latent(self, name: str, dense: mx.array) -> None:
         """Splits kv_b_proj [heads * (key + value), rank] as mlx_lm's MLA expects. Dense, because
@@ -277,6 +367,7 @@ class _Loader:
         block = next((name for name in names if self._find(f"{name}.gate_proj") is not None), None)
         if block is None:
             raise UnsupportedError(f"{owner}: mlx_lm's model has no such module")
+        self._blocks.append(block)
         for name, projection in projections.items():
             old = self._find(f"{block}.{name}")
             _check_shape(f"{owner}.*.{name}", projection.shape, old.weight.shape)
@@ -291,7 +382,7 @@ class _Loader:
                 self.tensors[f"{block}.{name}.weight"] = projection.plain
                 if projection.bias is not None:
                     self.tensors[f"{block}.{name}.bias"] = projection.bias
-        elif on_metal():
+        elif on_metal() and MarlinSwitchGLU.why_not_on_gpu():
             # The CPU would have to wait for the GPU in every layer.
             self._place_on_gpu(block, projections)
         else:
@@ -322,26 +413,26 @@ class _Loader:
             name = type(old.activation).__name__
             raise UnsupportedError(f"{owner}: the gate function {name} is unknown")
         gate, up, down = (projections[name] for name in ("gate_proj", "up_proj", "down_proj"))
-        experts = prepare_experts(
+        return MarlinSwitchGLU.from_weights(
             gate.quantized(),
             up.quantized(),
             down.quantized(),
             gate_bias=gate.bias,
             up_bias=up.bias,
             down_bias=down.bias,
-            device="cpu",
+            **options,
         )
-        return MarlinSwitchGLU(experts, **options)
 
     def _check_complete(self) -> None:
         """Checks that the model's parameters and the directory's tensors match exactly."""
         from mlx.utils import tree_flatten
 
-        placed = {
-            f"{path}.bias"
-            for path, module in self.model.named_modules()
-            if isinstance(module, (MarlinLinear, MarlinSwitchLinear))
-        }
+        placed = set()
+        for path, module in self.model.named_modules():
+            if isinstance(module, (MarlinLinear, MarlinSwitchLinear)):
+                placed.add(f"{path}.bias")
+            elif isinstance(module, MarlinEmbedding):
+                placed.add(f"{path}.unit")
         wanted = {
             name: value
             for name, value in tree_flatten(self.model.parameters())
@@ -365,26 +456,47 @@ def _check_shape(name: str, got: tuple[int, ...], wanted: tuple[int, ...]) -> No
         raise _mismatch(f"{name}: expected {list(wanted)}, got {list(got)}")
 
 
-def load(path: str | Path) -> tuple[nn.Module, Any]:
-    """(model, tokenizer) of a quantized directory, for mlx_lm.generate and mlx_lm.stream_generate.
+def load(
+    path_or_hf_repo: str | Path,
+    tokenizer_config: dict[str, Any] | None = None,
+    model_config: dict[str, Any] | None = None,
+    adapter_path: str | None = None,
+    lazy: bool = False,
+    return_config: bool = False,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+) -> Any:
+    """(model, tokenizer) of a quantized directory, for mlx_lm.generate and mlx_lm.stream_generate;
+    with `return_config` and its config, too. Arguments as for mlx_lm.load.
 
     Supports the architectures of mlx_lm. Errors: UnsupportedError for a type that mlx_lm lacks, for
-    features that its model lacks, and for modules and tensors that do not match.
+    features that its model lacks, for modules and tensors that do not match, and for adapters,
+    changes of the model's config and code of a directory.
     """
     from mlx_lm.utils import load_tokenizer
 
-    path = local_path(path)
-    model, config = load_model(path)
-    return model, load_tokenizer(Path(path), eos_token_ids=config.get("eos_token_id"))
+    changes = sorted(key for key, value in (model_config or {}).items() if value)
+    if changes:
+        raise UnsupportedError(f"model_config: {changes[0]} is not supported")
+    if adapter_path is not None:
+        raise UnsupportedError("adapter_path: adapters of quantized weights are not supported")
+    # Code of a directory runs only for its tokenizer, which gets the permission itself.
+    extra = {"trust_remote_code": trust_remote_code, **(tokenizer_config or {})}
+    path = local_path(hub_name(path_or_hf_repo, revision))
+    model, config = load_model(path, lazy=lazy)
+    tokenizer = load_tokenizer(Path(path), extra, eos_token_ids=config.get("eos_token_id"))
+    return (model, tokenizer, config) if return_config else (model, tokenizer)
 
 
-def load_model(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
+def load_model(path: str | Path, *, lazy: bool = False) -> tuple[nn.Module, dict[str, Any]]:
     """(model, config) of a quantized directory, without its tokenizer; see load."""
     path = local_path(path)
     checkpoint = Checkpoint(str(path))
     config = json.loads(checkpoint.config_json or "{}")
     if not isinstance(config.get("model_type"), str):
         raise MalformedFileError(f"{path}/config.json: model_type: expected a string")
+    if config.get("model_file") is not None:
+        raise UnsupportedError(f"{path}: model_file: code of a model's own is not supported")
     if config["model_type"] in multimodal_model_types():
         raise UnsupportedError(
             f"{path}: mlx_lm runs models of text alone here, not a {config['model_type']}"
@@ -400,8 +512,26 @@ def load_model(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
     model = _make_model(config, decoder)
     _Loader(Path(path), checkpoint, model, decoder).load()
     model.eval()
-    mx.eval(model.parameters())
-    return model, config
+    if not lazy:
+        mx.eval(model.parameters())
+    return model, {**config, **_generation_config(Path(path))}
 
 
-__all__ = ["load", "load_model"]
+def _generation_config(path: Path) -> dict[str, Any]:
+    """The end of text of generation_config.json, which overrides config.json's."""
+    try:
+        ends = json.loads((path / "generation_config.json").read_text()).get("eos_token_id")
+    except (OSError, ValueError, AttributeError):
+        return {}
+    return {} if ends is None else {"eos_token_id": ends}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command of mlx_lm with the directories of this package. Returns the exit status."""
+    return run_command(sys.argv[1:] if arguments is None else arguments, load)
+
+
+__all__ = ["load", "load_model", "main"]
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -114,6 +114,14 @@ def _host_vector(name: str, value: Any) -> np.ndarray | None:
     return _host_float32(vector)
 
 
+def host_biases(name: str, value: Any) -> np.ndarray | None:
+    """Biases [experts, n] as float32 in host memory."""
+    if value is None:
+        return None
+    check_float(name, as_array(name, value))
+    return _host_float32(as_array(name, value))
+
+
 def _split(matrices: Matrices, bias: Any) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
     """(weights, bias) of gate and of up from alternating columns of both."""
 

@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "core.h"
 #include "device_arrays.h"
@@ -161,17 +162,57 @@ class MoeProduct final : public CpuProduct {
   ExpertsOptions options_;
 };
 
+/// The experts of rows, each of which selects one, as a function that _mlx runs on the CPU.
+class RowsProduct final : public CpuProduct {
+ public:
+  RowsProduct(ReadyExperts experts, const ExpertsOptions& options)
+      : experts_(std::move(experts)), options_(options) {}
+
+  std::string Run(const ProductCall& call) const override {
+    const MoeOptions moe = OptionsOf(options_, call.type, 0);
+    const ExpertsProblem problem{call.m,          1,
+                                 call.type,       call.type,
+                                 moe.gate,        moe.accuracy,
+                                 moe.determinism, moe.allow_bf16_activations};
+    const Result<ExpertsPlan> plan = PlanExperts(experts_.device.device, problem, experts_.set);
+    if (!plan.ok()) return std::string(plan.status().message());
+    const Shape rows{call.m, experts_.set.hidden()};
+    const Shape selections{call.m, 1};
+    const std::vector<float> ones(static_cast<size_t>(call.m), 1.0F);
+    const Status status = plan->Run(TensorView(call.rows, call.type, rows),
+                                    TensorView(call.ids, DType::kI32, selections),
+                                    TensorView(ones.data(), DType::kF32, selections),
+                                    MutableTensorView(call.out, call.type, rows));
+    return std::string(status.message());
+  }
+
+ private:
+  ReadyExperts experts_;
+  ExpertsOptions options_;
+};
+
+nb::capsule CpuCapsule(std::shared_ptr<const CpuProduct> product) {
+  using Held = std::shared_ptr<const CpuProduct>;
+  return nb::capsule(new Held(std::move(product)), kCpuCapsule,
+                     [](void* held) noexcept { delete static_cast<Held*>(held); });
+}
+
+void CheckOnCpu(const OpenDevice& on) {
+  if (on.place.type == nb::device::cpu::value) return;
+  throw StatusError(
+      Status(Code::kUnsupported, "experts: MLX's primitive requires them on the CPU"));
+}
+
+nb::capsule RowsProductOf(const ReadyExperts& experts, const ExpertsOptions& options) {
+  CheckOnCpu(experts.device);
+  return CpuCapsule(std::make_shared<RowsProduct>(experts, options));
+}
+
 nb::capsule MoeProductOf(const ReadyExperts& experts, const ReadyRouter& router,
                          const ExpertsOptions& options) {
-  for (const OpenDevice* on : {&experts.device, &router.device}) {
-    if (on->place.type != nb::device::cpu::value) {
-      throw StatusError(
-          Status(Code::kUnsupported, "experts: MLX's primitive requires them on the CPU"));
-    }
-  }
-  using Held = std::shared_ptr<const CpuProduct>;
-  return nb::capsule(new Held(std::make_shared<MoeProduct>(experts, router, options)), kCpuCapsule,
-                     [](void* held) noexcept { delete static_cast<Held*>(held); });
+  CheckOnCpu(experts.device);
+  CheckOnCpu(router.device);
+  return CpuCapsule(std::make_shared<MoeProduct>(experts, router, options));
 }
 
 /// The gate function on host arrays, for comparing it with a framework's.
@@ -225,6 +266,8 @@ void BindExpertCalls(nb::module_& module) {
              "run_moe of tensors by address, which the caller vouches for.");
   module.def("moe_product", &MoeProductOf, nb::arg("experts"), nb::arg("router"),
              nb::arg("options"), "The MoE block as a capsule for the extension module _mlx.");
+  module.def("rows_product", &RowsProductOf, nb::arg("experts"), nb::arg("options"),
+             "The experts of rows as a capsule for the extension module _mlx.");
   module.def("apply_gate", &ApplyGateOf, nb::arg("device"), nb::arg("options"), nb::arg("gate"),
              nb::arg("up"), nb::arg("out"),
              "out = the input of the down projection for gate and up, float32 [rows, n].");

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "backends/metal/gemm/foreign_product.h"
+#include "backends/metal/runtime/core_names.h"
 #include "backends/metal/self_test.h"
 #include "core.h"
 #include "registrations.h"
@@ -151,6 +152,7 @@ class PythonDriver final : public metal::Driver {
     return static_cast<void*>(memory_.data());
   }
   void Free(void* /*data*/) override {}
+  uint64_t AddressOf(const void* /*data*/) const override { return 0; }  // MLX tells none.
 
  private:
   void RunOne(const metal::KernelLaunch& launch, const nb::object& kernel) {
@@ -227,6 +229,13 @@ void BindMetal(nb::module_& module) {
   module.def("metal_self_test", &SelfTestOf, nb::arg("run"),
              "Checks GPU behavior that kernels rely on, through run(kernel, input), which returns "
              "the output (float32). \"wrong\" says why no kernel can run; empty: they can.");
+  module.def(
+      "metal_cores",
+      [](const std::string& name) {
+        const int cores = metal::MostCoresOf(name);
+        return cores > 0 ? cores : metal::DeviceShape().cores;
+      },
+      nb::arg("name"), "The GPU cores of a chip of this name; of an unknown one, the least.");
   nb::class_<MetalStrips>(module, "MetalStrips",
                           "Weights in the layout of the kernels of Apple GPUs, in host memory.")
       .def(
@@ -248,6 +257,14 @@ void BindMetal(nb::module_& module) {
            "The parts by operand name, uint8 [experts, bytes], once: they own the memory from then "
            "on. Plans do not need it.")
       .def("metal_product", &MetalProductOf, "A capsule for the extension module _mlx.")
+      .def(
+          "plan_look_up",
+          [](const MetalStrips& w, int64_t rows, const std::string& dtype) {
+            const DType type = ParseFloatType("dtype", dtype);
+            return Take(metal::DescribeForeign(metal::ForeignLookUp(*w.strips, rows, type)));
+          },
+          nb::arg("rows"), nb::arg("dtype"),
+          "The kernel that looks up columns by int32 ids, which are in range: \"input\".")
       .def("plan", &PlanCall, nb::arg("call"),
            "The kernels of a GEMM whose m, n and k are not 0, in order.");
 }

@@ -33,6 +33,7 @@ NB_MODULE(_core, module) {
   python::BindExperts(module);
   python::BindNamedCalls(module);
   python::BindMetal(module);
+  python::BindMetalExperts(module);
   python::BindCheckpoints(module);
   python::BindModels(module);
   python::BindScheduler(module);

@@ -9,6 +9,7 @@
 #include <array>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <tuple>
 #include <utility>
@@ -16,6 +17,7 @@
 #include "base/environment.h"
 #include "core.h"
 #include "device_arrays.h"
+#include "marlin/decoder.h"
 #include "marlin/gemm.h"
 #include "mlx/product_table.h"
 #include "ready_weights.h"
@@ -53,6 +55,7 @@ class ReadyProduct final : public CpuProduct {
 
   std::string Run(const ProductCall& call) const override {
     const WeightsSpec& spec = ready_.weights.spec();
+    if (call.ids != nullptr) return LookUp(call);
     const TensorView rows(call.rows, call.type, {call.m, spec.k});
     const MutableTensorView out(call.out, call.type, {call.m, spec.n});
     GemmOptions options;
@@ -63,6 +66,12 @@ class ReadyProduct final : public CpuProduct {
   }
 
  private:
+  std::string LookUp(const ProductCall& call) const {
+    const MutableTensorView out(call.out, call.type, {call.m, ready_.weights.spec().k});
+    const std::span<const int32_t> ids(call.ids, static_cast<size_t>(call.m));
+    return std::string(LookUpRows(ready_.device.device, ready_.weights, ids, out).message());
+  }
+
   ReadyWeights ready_;
 };
 
@@ -339,6 +348,16 @@ void BindProducts(nb::module_& module) {
              nb::arg("options"),
              "out[m, n] = epilogue(a[m, k] @ weights); float32, float16 or bfloat16, all on the "
              "device. A GPU enqueues its work on options.stream.");
+  module.def(
+      "look_up",
+      [](const ReadyWeights& weights, nb::handle ids, nb::handle out) {
+        const Input from = InputOf("ids", ids, weights.device);
+        const Output to = OutputOf("out", out, weights.device);
+        const nb::gil_scoped_release released;
+        Check(LookUpRows(weights.device.device, weights.weights, from.view, to.view));
+      },
+      nb::arg("weights"), nb::arg("ids"), nb::arg("out"),
+      "out[i] = column ids[i] of one matrix; int32 ids.");
   module.def("batched_gemm", &RunBatchedGemm, nb::arg("device"), nb::arg("a"), nb::arg("weights"),
              nb::arg("out"), nb::arg("options"),
              "gemm of a[experts, m, k] with every matrix of stacked weights.");

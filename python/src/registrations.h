@@ -10,6 +10,7 @@ void BindProducts(nanobind::module_& module);
 void BindExperts(nanobind::module_& module);
 void BindExpertCalls(nanobind::module_& module);
 void BindMetal(nanobind::module_& module);
+void BindMetalExperts(nanobind::module_& module);
 void BindCheckpoints(nanobind::module_& module);
 void BindModels(nanobind::module_& module);
 void BindScheduler(nanobind::module_& module);

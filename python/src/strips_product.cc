@@ -1,5 +1,6 @@
 #include "strips_product.h"
 
+#include <string>
 #include <utility>
 
 #include "backends/metal/gemm/foreign_product.h"
@@ -7,6 +8,11 @@
 
 namespace marlin::python {
 namespace {
+
+std::string TextOf(const std::string& file) {
+  const Result<std::string> text = metal::KernelText(file);
+  return text.ok() ? *text : "#error " + std::string(text.status().message()) + "\n";
+}
 
 class StripsProduct final : public MetalProduct {
  public:
@@ -28,16 +34,39 @@ class StripsProduct final : public MetalProduct {
     return {};
   }
 
-  std::string Text(const std::string& file) const override {
-    const Result<std::string> text = metal::KernelText(file);
-    return text.ok() ? *text : "#error " + std::string(text.status().message()) + "\n";
+  metal::KernelLaunch PlanLookUp(int64_t rows, DType type) const override {
+    return metal::ForeignLookUp(*strips_, rows, type);
   }
+  std::string Text(const std::string& file) const override { return TextOf(file); }
 
  private:
   std::shared_ptr<const metal::PreparedStrips> strips_;
 };
 
+class StripsExperts final : public MetalExperts {
+ public:
+  explicit StripsExperts(std::shared_ptr<metal::ForeignExperts> experts)
+      : experts_(std::move(experts)) {}
+
+  int64_t image_bytes() const override { return experts_->image_bytes(); }
+  void WriteImage(void* image, uint64_t address) override {
+    experts_->WriteImage(static_cast<std::byte*>(image), address);
+  }
+  metal::ForeignExpertLaunches Plan(const metal::ForeignExpertsCall& call,
+                                    const metal::DeviceShape& device) const override {
+    return experts_->Launches(call, device);
+  }
+  std::string Text(const std::string& file) const override { return TextOf(file); }
+
+ private:
+  std::shared_ptr<metal::ForeignExperts> experts_;
+};
+
 }  // namespace
+
+std::shared_ptr<MetalExperts> MakeMetalExperts(std::shared_ptr<metal::ForeignExperts> experts) {
+  return std::make_shared<StripsExperts>(std::move(experts));
+}
 
 std::shared_ptr<const MetalProduct> MakeMetalProduct(
     std::shared_ptr<const metal::PreparedStrips> strips) {

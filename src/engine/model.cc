@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <iterator>
 #include <mutex>
 #include <new>
 
@@ -316,7 +317,11 @@ Result<Model> Model::Open(const std::string& path, const Device& device,
     const Checkpoint& checkpoint = directory.checkpoint;
     MARLIN_ASSIGN_OR_RETURN(const DType cache_type, CacheType(options));
     // Checks the device before reading any tensor.
-    MARLIN_ASSIGN_OR_RETURN(const Device chosen, DeviceFor(device, directory.config));
+    std::vector<std::string> passed_over;
+    MARLIN_ASSIGN_OR_RETURN(
+        const Device chosen,
+        DeviceFor(device, directory.config, {!options.prepared.empty(), &passed_over}));
+    std::move(passed_over.begin(), passed_over.end(), std::back_inserter(directory.config.notes));
     MARLIN_ASSIGN_OR_RETURN(const HostExperts host_experts,
                             ChooseHostExperts(directory, chosen, options));
     MARLIN_ASSIGN_OR_RETURN(

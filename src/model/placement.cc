@@ -9,6 +9,7 @@
 #include "base/macros.h"
 #include "model/mixer.h"
 #include "ops/device/device.h"
+#include "ops/gemm/prepare_columns.h"
 #include "recipe/decoder_shape.h"
 
 namespace marlin {
@@ -87,11 +88,13 @@ Status UploadTable(const Device& device, TensorView* table, DeviceBuffer* memory
   return {};
 }
 
-}  // namespace
+/// CheckHas or CheckRunsItself.
+using CheckOperation = Status (*)(const Device& device, DecoderOperation operation);
 
-Status CheckUnfused(const Device& device, StepKind kind, const Mixer& mixer) {
+Status CheckUnfusedBy(CheckOperation check, const Device& device, StepKind kind,
+                      const Mixer& mixer) {
   for (const DecoderOperation operation : UnfusedOperations(kind, mixer)) {
-    MARLIN_RETURN_IF_ERROR(CheckHas(device, operation));
+    MARLIN_RETURN_IF_ERROR(check(device, operation));
   }
   // Where the device does not sort tokens by expert, the host must read the top-k selection.
   const bool experts = kind == StepKind::kExperts || kind == StepKind::kBeside;
@@ -100,9 +103,9 @@ Status CheckUnfused(const Device& device, StepKind kind, const Mixer& mixer) {
   return Status(Code::kUnsupported, device.info().name + ": lacks the operation \"experts\"");
 }
 
-Status CheckDevice(const Device& device, const DecoderConfig& config) {
+Status CheckDeviceBy(CheckOperation check, const Device& device, const DecoderConfig& config) {
   MARLIN_ASSIGN_OR_RETURN(const DecoderBackend* decoder, DecoderOf(device));
-  const auto check = [&](const Status& has) {
+  const auto named = [&](const Status& has) {
     if (has.ok()) return has;
     return Status(has.code(),
                   fmt::format("{}, which {} needs", has.message(), config.family->model_type));
@@ -111,22 +114,36 @@ Status CheckDevice(const Device& device, const DecoderConfig& config) {
     const Mixer& mixer = MixerOf(config.mixer(layer));
     for (const StepKind kind : StepKinds(config, layer)) {
       if (decoder->Fuses(kind)) continue;
-      MARLIN_RETURN_IF_ERROR(check(CheckUnfused(device, kind, mixer)));
+      MARLIN_RETURN_IF_ERROR(named(CheckUnfusedBy(check, device, kind, mixer)));
     }
     for (const DecoderOperation operation : mixer.OwnOperations(config.layer(layer).sizes)) {
-      MARLIN_RETURN_IF_ERROR(check(CheckHas(device, operation)));
+      MARLIN_RETURN_IF_ERROR(named(check(device, operation)));
     }
   }
   return {};
 }
 
-Result<Device> DeviceFor(const Device& device, const DecoderConfig& config) {
+}  // namespace
+
+Status CheckUnfused(const Device& device, StepKind kind, const Mixer& mixer) {
+  return CheckUnfusedBy(CheckHas, device, kind, mixer);
+}
+
+Status CheckDevice(const Device& device, const DecoderConfig& config) {
+  return CheckDeviceBy(CheckHas, device, config);
+}
+
+Result<Device> DeviceFor(const Device& device, const DecoderConfig& config,
+                         const PlacementOptions& options) {
   Device candidate = device;
   while (true) {
-    const Status can_run = CheckDevice(candidate, config);
-    if (can_run.ok()) return candidate;
+    // "auto" leaves a device to a user who names it where the host would run part of a step.
+    const bool last = !Internals::Impl(candidate).has_next();
+    Status can_run = CheckDeviceBy(last ? CheckHas : CheckRunsItself, candidate, config);
+    if (can_run.ok() && options.prepared) can_run = ImageLayout(candidate).status();
+    if (can_run.ok() || last) return can_run.ok() ? Result<Device>(candidate) : can_run;
+    if (options.notes != nullptr) options.notes->push_back("not on " + can_run.message());
     MARLIN_ASSIGN_OR_RETURN(const std::optional<Device> next, Internals::Impl(candidate).Next());
-    if (!next) return can_run;
     candidate = *next;
   }
 }

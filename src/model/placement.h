@@ -1,6 +1,9 @@
 // Checks whether a device can run a model, and uploads tables other than weights.
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include "marlin/device.h"
 #include "marlin/status.h"
 #include "model/decoder_config.h"
@@ -13,9 +16,16 @@ namespace marlin {
 /// first operation that a model of this config needs and the device lacks.
 Status CheckDevice(const Device& device, const DecoderConfig& config);
 
-/// The device itself or, if it was opened as "auto", the first candidate that can run a model of
-/// this config. Errors: as CheckDevice for the last candidate, and as Device::Open.
-Result<Device> DeviceFor(const Device& device, const DecoderConfig& config);
+struct PlacementOptions {
+  bool prepared = false;  ///< The device must have a layout of files of prepared weights.
+  std::vector<std::string>* notes = nullptr;  ///< Takes why a device was not taken.
+};
+
+/// The device itself or, if it was opened as "auto", the first candidate that runs every operation
+/// of a model of this config itself; the last one need only have them. Errors: as CheckDevice for
+/// the last candidate, and as Device::Open.
+Result<Device> DeviceFor(const Device& device, const DecoderConfig& config,
+                         const PlacementOptions& options = {});
 
 /// Checks that a device has the unfused operations of an operation of a step, which may be of a
 /// layer with this mixer. Errors: kUnsupported naming the device and the operation.

@@ -25,7 +25,8 @@ Result<PrepareModelReport> PrepareImpl(const std::string& path, const Device& de
   PrepareModelReport report;
   report.output = output;
   MARLIN_ASSIGN_OR_RETURN(ModelDirectory directory, OpenModelDirectory(path));
-  MARLIN_ASSIGN_OR_RETURN(const Device chosen, DeviceFor(device, directory.config));
+  MARLIN_ASSIGN_OR_RETURN(const Device chosen,
+                          DeviceFor(device, directory.config, {.prepared = true}));
   MARLIN_ASSIGN_OR_RETURN(report.layout, ImageLayout(chosen));
   SystemIo io;
   MARLIN_ASSIGN_OR_RETURN(const std::unique_ptr<PreparedFileWriter> writer,

@@ -9,78 +9,20 @@
 
 #include <array>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <string>
 #include <thread>
 #include <vector>
 
-#include "backends/metal/self_test.h"
-#include "fake_gpu.h"
-#include "objective_c.h"
+#include "apple_driver_fixture.h"
 
 namespace marlin::metal {
 namespace {
 
-using fake_gpu::TheBehaviour;
-using fake_gpu::TheLog;
 using testing::Contains;
 using testing::HasSubstr;
 using testing::Not;
-
-constexpr int kInputs = 132;
-constexpr int kOutputs = 195;
-constexpr int64_t kPage = 4096;
-
-/// Inputs of marlin_self_test with B = 1: A x B equals A and is written from out[128] on.
-std::vector<float> Input(float first) {
-  std::vector<float> input(kInputs);
-  for (int i = 0; i < 64; ++i) input[static_cast<size_t>(i)] = first + static_cast<float>(i);
-  for (int i = 0; i < 8; ++i) input[static_cast<size_t>(64 + 9 * i)] = 1;
-  return input;
-}
-
-KernelLaunch LaunchOf(const void* input, void* out, int64_t out_bytes = kOutputs * 4) {
-  KernelLaunch launch;
-  launch.source = "self_test.metal";
-  launch.function = "marlin_self_test";
-  launch.parameters.k = 1;
-  launch.buffers = {{MARLIN_BUFFER_INPUT, input, kInputs * 4},
-                    {MARLIN_BUFFER_OUTPUT, out, out_bytes, true, false}};
-  return launch;
-}
-
-class AppleDriver : public testing::Test {
- protected:
-  void SetUp() override { fake_gpu::Reset(); }
-  // No test may leave living objects behind.
-  void TearDown() override {
-    driver_.reset();
-    EXPECT_EQ(fake_objc::LivingObjects(), "");
-  }
-
-  void Open() {
-    Result<std::unique_ptr<Driver>> driver = OpenAppleDriver();
-    ASSERT_TRUE(driver.ok()) << driver.status().message();
-    driver_ = std::move(*driver);
-  }
-  static Status OpenError() {
-    const Result<std::unique_ptr<Driver>> driver = OpenAppleDriver();
-    return driver.ok() ? Status() : driver.status();
-  }
-  float* Floats(int64_t count) {
-    const Result<void*> data = driver_->Allocate(count * 4);
-    EXPECT_TRUE(data.ok());
-    return static_cast<float*>(*data);
-  }
-  float* DeviceInput(float first) {
-    float* data = Floats(kInputs);
-    std::memcpy(data, Input(first).data(), kInputs * 4);
-    return data;
-  }
-  Status Run(const KernelLaunch& launch, void* stream = nullptr) {
-    return driver_->Run({&launch, 1}, stream);
-  }
-
-  std::unique_ptr<Driver> driver_;
-};
 
 TEST_F(AppleDriver, OpensWithItsSelfTest) {
   Open();
@@ -107,8 +49,33 @@ TEST_F(AppleDriver, OpensOnlyOnItsGpus) {
   TheBehaviour() = {};
   TheBehaviour().name = "AMD Radeon Pro";
   TheBehaviour().family = 0;
+  TheBehaviour().simdgroup_threads = 64;
   EXPECT_EQ(OpenError().code(), Code::kUnsupported);
   EXPECT_THAT(OpenError().message(), HasSubstr("AMD Radeon Pro: needs a GPU of Apple silicon"));
+  EXPECT_THAT(OpenError().message(), HasSubstr("expected simdgroups of 32 threads, got 64"));
+}
+
+// The GPU of a hosted Mac reports an old family, and runs the kernels.
+TEST_F(AppleDriver, OpensOnTheGpuOfAVirtualMachine) {
+  Open();
+  EXPECT_THAT(driver_->Info().features, Not(Contains("virtual GPU")));
+  driver_.reset();
+  TheBehaviour().name = "Apple Paravirtual device";
+  TheBehaviour().family = 5;
+  Open();
+  EXPECT_THAT(driver_->Info().features, Contains("GPU family Apple5"));
+  EXPECT_THAT(driver_->Info().features, Contains("virtual GPU"));
+  EXPECT_TRUE(driver_->Shape().known_fragments);
+}
+
+TEST_F(AppleDriver, ProbesShufflesAndAddresses) {
+  TheBehaviour().breaks_shuffles = true;
+  EXPECT_EQ(OpenError().code(), Code::kUnsupported);
+  EXPECT_THAT(OpenError().message(), HasSubstr("self-test: simd_shuffle or simd_sum"));
+  TheBehaviour() = {};
+  TheBehaviour().breaks_addresses = true;
+  EXPECT_EQ(OpenError().code(), Code::kUnsupported);
+  EXPECT_THAT(OpenError().message(), HasSubstr("through an address in a buffer"));
 }
 
 TEST_F(AppleDriver, TellsWhatTheSelfTestFinds) {
@@ -168,6 +135,97 @@ TEST_F(AppleDriver, CompilesAFunctionOnceForItsConstants) {
   EXPECT_EQ(TheLog().pipelines, 2);
 }
 
+/// A folder for caches of drivers, instead of the user's.
+class HomeFolder {
+ public:
+  HomeFolder() {
+    std::string path = (std::filesystem::temp_directory_path() / "marlin-home-XXXXXX").string();
+    EXPECT_NE(mkdtemp(path.data()), nullptr);
+    path_ = path;
+    EXPECT_EQ(setenv("HOME", path.c_str(), 1), 0);
+  }
+  ~HomeFolder() {
+    std::filesystem::remove_all(path_);
+    unsetenv("HOME");
+  }
+  HomeFolder(const HomeFolder&) = delete;
+  HomeFolder& operator=(const HomeFolder&) = delete;
+
+  /// The files in the caches of all kernels, systems and GPUs.
+  std::vector<std::filesystem::path> Files() const {
+    std::vector<std::filesystem::path> files;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(path_)) {
+      if (entry.is_regular_file()) files.push_back(entry.path());
+    }
+    return files;
+  }
+
+ private:
+  std::filesystem::path path_;
+};
+
+TEST_F(AppleDriver, KeepsPipelinesAndTestsForLaterProcesses) {
+  const HomeFolder home;
+  Open();
+  EXPECT_EQ(TheLog().pipelines, 1);
+  EXPECT_FALSE(driver_->kernels_known_right());
+  driver_->RememberRightKernels();
+  driver_.reset();
+  EXPECT_EQ(home.Files().size(), 3u);
+  TheLog() = {};
+
+  Open();
+  EXPECT_TRUE(driver_->kernels_known_right());
+  EXPECT_TRUE(driver_->Shape().known_fragments);
+  EXPECT_EQ(TheLog().dispatches, 0);
+  ASSERT_TRUE(Run(LaunchOf(DeviceInput(1), Floats(kOutputs))).ok());
+  EXPECT_EQ(TheLog().pipelines, 0);
+  EXPECT_EQ(TheLog().found_pipelines, 1);
+  driver_.reset();
+  EXPECT_EQ(home.Files().size(), 3u);
+
+  TheLog() = {};
+  ASSERT_EQ(setenv("METAL_MARLIN_METAL_SELF_TEST", "all", 1), 0);
+  Open();
+  ASSERT_EQ(unsetenv("METAL_MARLIN_METAL_SELF_TEST"), 0);
+  EXPECT_EQ(TheLog().dispatches, 1);
+  driver_.reset();
+
+  // Another GPU has another cache.
+  TheBehaviour().name = "Apple M3";
+  Open();
+  EXPECT_FALSE(driver_->kernels_known_right());
+}
+
+TEST_F(AppleDriver, ACacheThatCannotBeUsedIsNone) {
+  const HomeFolder home;
+  Open();
+  driver_.reset();
+  for (const auto& file : home.Files()) std::ofstream(file) << "not what was there";
+  TheLog() = {};
+  Open();
+  EXPECT_EQ(TheLog().dispatches, 1);
+  EXPECT_EQ(TheLog().pipelines, 1);
+  driver_.reset();
+  ASSERT_EQ(setenv("HOME", "/proc/no such folder", 1), 0);
+  Open();
+  EXPECT_FALSE(driver_->kernels_known_right());
+}
+
+TEST_F(AppleDriver, CompilesTheKernelsOfACallTogether) {
+  Open();
+  float* const input = DeviceInput(1);
+  std::vector<KernelLaunch> launches;
+  for (int i = 0; i < 6; ++i) {
+    launches.push_back(LaunchOf(input, Floats(kOutputs)));
+    launches.back().constants[0] = 1 + i % 3;
+  }
+  TheLog() = {};
+  ASSERT_TRUE(driver_->Run(launches, nullptr).ok());
+  EXPECT_EQ(TheLog().pipelines, 3);
+  ASSERT_TRUE(driver_->Synchronize(nullptr).ok());
+}
+
 TEST_F(AppleDriver, TakesTheLibraryOfTheBuild) {
   TheBehaviour().built_library = "self_test.metal\n";
   Open();
@@ -217,10 +275,9 @@ TEST_F(AppleDriver, LaunchesOfARunAreOneCommandBuffer) {
   Open();
   float* const input = DeviceInput(5);
   float* const out = Floats(2 * kOutputs + 61);
-  // The GEMM result of the first launch, at out[128], and the data behind it are the second
-  // launch's input: B and the numbers are already in place.
-  const std::vector<float> rest = Input(0);
-  std::memcpy(out + 128 + 64 + 3, rest.data() + 64 + 3, (kInputs - 67) * 4);
+  // The GEMM result of the first launch, at out[128], is the second launch's A; after it there is
+  // no address.
+  std::memset(out, 0, (2 * kOutputs + 61) * 4);
   float* const last = Floats(kOutputs);
   std::vector<KernelLaunch> launches = {LaunchOf(input, out), LaunchOf(out + 128, last)};
   const int64_t before = TheLog().command_buffers;
@@ -244,7 +301,8 @@ TEST_F(AppleDriver, FreedMemoryLivesUntilItsWorkIsDone) {
 TEST_F(AppleDriver, KeepsAllocationsResident) {
   Open();
   const int64_t before = TheLog().resident;
-  float* const data = Floats(1000);
+  constexpr int64_t kAlone = 25'000'000;  // A buffer of its own.
+  float* const data = Floats(kAlone);
   EXPECT_EQ(TheLog().resident, before + 1);
   driver_->Free(data);
   EXPECT_EQ(TheLog().resident, before);
@@ -268,7 +326,7 @@ TEST_F(AppleDriver, MemoryRunsOut) {
   EXPECT_THAT(data.status().message(), HasSubstr("a buffer of 1001 bytes, this GPU takes 1000"));
   TheBehaviour().largest_buffer = 1 << 20;
   TheBehaviour().buffers_until_full = 0;
-  EXPECT_EQ(driver_->Allocate(1000).status().code(), Code::kOutOfMemory);
+  EXPECT_EQ(driver_->Allocate(1 << 20).status().code(), Code::kOutOfMemory);
   const std::vector<float> input = Input(1);
   std::vector<float> out(kOutputs);
   EXPECT_EQ(Run(LaunchOf(input.data(), out.data())).code(), Code::kOutOfMemory);
@@ -278,10 +336,13 @@ TEST_F(AppleDriver, RefusesMemoryThatIsOnlyPartlyItsOwn) {
   Open();
   auto* const input = reinterpret_cast<std::byte*>(DeviceInput(1));
   float* const out = Floats(kOutputs);
-  const Status behind = Run(LaunchOf(input + kPage - 100, out));
+  const Status behind = Run(LaunchOf(input + 400, out));
   EXPECT_EQ(behind.code(), Code::kInvalidArgument);
-  EXPECT_THAT(behind.message(), HasSubstr("partly in an allocation of 4096 bytes"));
+  EXPECT_THAT(behind.message(), HasSubstr("528 bytes at "));
+  EXPECT_THAT(behind.message(), HasSubstr("not in one allocation"));
   EXPECT_EQ(Run(LaunchOf(input - 100, out)).code(), Code::kInvalidArgument);
+  // In a buffer of the driver, and not allocated.
+  EXPECT_EQ(Run(LaunchOf(out + 1000, input)).code(), Code::kInvalidArgument);
 }
 
 // Unaligned host memory is copied in and out, and the call blocks.
@@ -309,8 +370,7 @@ TEST_F(AppleDriver, CopiesMemoryOfTheCaller) {
 TEST_F(AppleDriver, LaunchesShareMemoryOfTheCaller) {
   Open();
   const std::vector<float> input = Input(9);
-  std::vector<float> between(260);
-  std::memcpy(between.data() + kOutputs, Input(0).data() + 67, (kInputs - 67) * 4);
+  std::vector<float> between(262);
   std::vector<float> last(kOutputs);
   const std::vector<KernelLaunch> launches = {LaunchOf(input.data(), between.data()),
                                               LaunchOf(between.data() + 128, last.data())};
@@ -348,7 +408,6 @@ TEST_F(AppleDriver, MapsWholePagesOfTheCaller) {
 
   // Overlapping host memory of pending work: a later launch sees the earlier writes.
   std::memset(out.floats(), 0, kPage);
-  std::memcpy(out.floats() + kOutputs, Input(0).data() + 67, (kInputs - 67) * 4);
   ASSERT_TRUE(Run(launch).ok());
   std::vector<float> last(kOutputs);
   ASSERT_TRUE(Run(LaunchOf(out.floats() + 128, last.data())).ok());
@@ -380,8 +439,8 @@ TEST_F(AppleDriver, AFailedCommandBufferLosesTheDevice) {
   EXPECT_TRUE(Run(LaunchOf(input, out)).ok());  // The error is not known yet.
   const Status lost = driver_->Synchronize(nullptr);
   EXPECT_EQ(lost.code(), Code::kDeviceLost);
-  EXPECT_THAT(lost.message(), HasSubstr("marlin_self_test: Caused GPU Timeout Error 0"));
-  EXPECT_THAT(lost.message(), HasSubstr("MTLCommandBufferError 1"));
+  EXPECT_THAT(lost.message(), HasSubstr("marlin_self_test x 2: Caused GPU Timeout Error 0"));
+  EXPECT_THAT(lost.message(), HasSubstr("MTLCommandBufferError 1; faulted: command buffer "));
   EXPECT_EQ(Run(LaunchOf(input, out)).message(), lost.message());
   EXPECT_EQ(driver_->Synchronize(nullptr).message(), lost.message());
   EXPECT_EQ(driver_->Allocate(1).status().message(), lost.message());
@@ -404,6 +463,7 @@ TEST_F(AppleDriver, TakesQueuesOfTheCaller) {
   float* const out = Floats(kOutputs);
   void* const queue = fake_gpu::NewQueue(false);
   void* const other = fake_gpu::NewQueue(true);
+  out[128] = 0;
   EXPECT_EQ(Run(LaunchOf(input, out), other).code(), Code::kInvalidArgument);
   EXPECT_TRUE(Run(LaunchOf(input, out), queue).ok());
   EXPECT_EQ(out[128], 0);

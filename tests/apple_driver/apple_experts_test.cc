@@ -112,6 +112,35 @@ TEST_F(AppleExperts, HaveTheSimulatorsBits) {
   EXPECT_EQ(run(*apple_), run(*Device::Open("metal-sim")));
 }
 
+// A barrier that is not there is found, whichever it is, with the kernels that it was between.
+TEST_F(AppleExperts, NeedEveryBarrier) {
+  constexpr int kRuns = 2;
+  const Layer layer(*apple_);
+  const ExpertsPlan plan = layer.Plan();
+  const DeviceBuffer out = *DeviceBuffer::Allocate(*apple_, kTokens * kHidden * 4);
+  const auto run = [&] {
+    Status first;
+    for (int i = 0; i < kRuns && first.ok(); ++i) {
+      first = layer.Run(plan, static_cast<float*>(out.data()));
+    }
+    Status waited = apple_->Synchronize();
+    return first.ok() ? waited : first;
+  };
+  const int64_t before = fake_gpu::TheLog().barriers;
+  ASSERT_TRUE(run().ok());
+  const int64_t barriers = fake_gpu::TheLog().barriers - before;
+  EXPECT_GE(barriers, 10);
+  fake_gpu::TheBehaviour().error = 2;  // MTLCommandBufferErrorTimeout: the device goes on.
+  for (int64_t i = 0; i < barriers; ++i) {
+    fake_gpu::TheBehaviour().drops_barrier = fake_gpu::TheLog().barriers + i;
+    const Status status = run();
+    EXPECT_EQ(status.code(), Code::kInternal) << i;
+    EXPECT_THAT(status.message(), testing::ContainsRegex("no barrier between moe_.* and moe_"));
+    fake_gpu::TheBehaviour().drops_barrier = -1;
+    EXPECT_TRUE(run().ok());
+  }
+}
+
 // Opening a device compares a layer with the host.
 TEST_F(AppleExperts, AreCheckedWhenTheDeviceOpens) {
   ASSERT_EQ(unsetenv("MARLIN_METAL_SELF_TEST"), 0);

@@ -1,15 +1,19 @@
 // A model on Device::Open("metal") with the fake GPU, which runs nothing until the host waits:
 // results that the model reads without waiting would be missing.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include <algorithm>
 #include <array>
+#include <cstdio>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "../source_directory.h"
 #include "fake_gpu.h"
+#include "marlin/decoder.h"
 #include "marlin/device.h"
 #include "marlin/model.h"
 
@@ -54,6 +58,22 @@ class AppleModel : public testing::Test {
 
 constexpr std::array<int32_t, 3> kPrompt = {17, 4, 301};
 
+// A list costs no self-test; a device that is opened for work is tested.
+TEST_F(AppleModel, ListsWithoutASelfTest) {
+  const std::vector<DeviceInfo> devices = ListDevices();
+  ASSERT_FALSE(devices.empty());
+  const DeviceInfo& metal = devices.back();
+  EXPECT_EQ(metal.name, "metal");
+  EXPECT_EQ(metal.model, "Apple M2");
+  EXPECT_THAT(metal.features, testing::Contains("tested when it is opened for work"));
+  EXPECT_TRUE(std::all_of(metal.kernels.begin(), metal.kernels.end(),
+                          [](const KernelInfo& kernel) { return kernel.available; }));
+  EXPECT_EQ(TheLog().dispatches, 0);
+  EXPECT_EQ(TheLog().sources, 0);
+  ASSERT_TRUE(Device::Open("metal").ok());
+  EXPECT_GT(TheLog().dispatches, 0);
+}
+
 TEST_F(AppleModel, LogitsAreThereWhenForwardReturns) {
   const std::optional<Model> expected_model = OpenModel("metal-sim");
   const std::optional<Model> model = OpenModel("metal");
@@ -79,6 +99,75 @@ TEST_F(AppleModel, OnlyLogitsAreCopied) {
   const int64_t buffers = TheLog().buffers;
   Forward(*model, sequence, std::array<int32_t, 1>{5}, logits.shifted_row());
   EXPECT_EQ(TheLog().buffers, buffers + 1);
+}
+
+/// Decodes greedily behind a prompt.
+class Text {
+ public:
+  explicit Text(const Model& model) : model_(model), sequence_(*model.NewSequence()) {
+    const int64_t vocab = model.info().vocab_size;
+    const int64_t bytes = *SamplerStateBytes(model.device(), vocab);
+    memory_ = *DeviceBuffer::Allocate(model.device(), bytes);
+    state_ = {memory_.data(), DType::kU8, {1, bytes}};
+    const Status reset = ResetSampler(model.device(), {}, vocab, {nullptr, DType::kI32, {0}},
+                                      {memory_.data(), DType::kU8, {bytes}});
+    EXPECT_TRUE(reset.ok()) << reset.message();
+    Feed(kPrompt);
+  }
+
+  void Feed(std::span<const int32_t> tokens) {
+    const SequenceInput input{&sequence_, tokens};
+    const Status status = model_.ForwardAndSample({&input, 1}, state_, {&next_, 1});
+    ASSERT_TRUE(status.ok()) << status.message();
+  }
+  void Step() { Feed(std::array<int32_t, 1>{next_}); }
+  std::vector<int32_t> Decode(int64_t steps) {
+    const DecodeInput input{&sequence_, next_};
+    std::vector<int32_t> tokens(static_cast<size_t>(steps));
+    int64_t count = 0;
+    const Status status = model_.Decode({&input, 1}, state_, {steps, {}}, tokens, {&count, 1});
+    EXPECT_TRUE(status.ok()) << status.message();
+    EXPECT_EQ(count, steps);
+    next_ = tokens.back();
+    return tokens;
+  }
+  int32_t next() const { return next_; }
+
+ private:
+  const Model& model_;
+  Sequence sequence_;
+  DeviceBuffer memory_;
+  MutableTensorView state_;
+  int32_t next_ = 0;
+};
+
+// Single steps, then passes of several, which may be recordings.
+TEST_F(AppleModel, DecodesAsTheSimulatorWithoutNewBuffers) {
+  const std::optional<Model> expected_model = OpenModel("metal-sim");
+  const std::optional<Model> model = OpenModel("metal");
+  ASSERT_TRUE(expected_model && model);
+  Text expected(*expected_model);
+  Text text(*model);
+  EXPECT_EQ(text.next(), expected.next());
+  for (int i = 0; i < 4; ++i) {
+    fake_gpu::TheLog() = {};
+    text.Step();
+    expected.Step();
+    EXPECT_EQ(text.next(), expected.next());
+  }
+  // The fourth step is a replay, if the device does all of it.
+  EXPECT_EQ(TheLog().buffers, 0);
+  EXPECT_EQ(TheLog().mapped, 0);
+  EXPECT_EQ(TheLog().used_resources, 0);
+  EXPECT_EQ(TheLog().residency_commits, 0);
+  EXPECT_LE(TheLog().barriers, TheLog().dispatches);
+  RecordProperty("command_buffers", static_cast<int>(TheLog().command_buffers));
+  RecordProperty("waits", static_cast<int>(TheLog().waits));
+  RecordProperty("dispatches", static_cast<int>(TheLog().dispatches));
+  std::printf("a token: %d command buffers, %d waits, %d dispatches, %d barriers\n",
+              static_cast<int>(TheLog().command_buffers), static_cast<int>(TheLog().waits),
+              static_cast<int>(TheLog().dispatches), static_cast<int>(TheLog().barriers));
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(text.Decode(2), expected.Decode(2));
 }
 
 }  // namespace

@@ -3,44 +3,27 @@
 #include <dispatch/dispatch.h>
 #include <fmt/format.h>
 #include <stdlib.h>
-#include <sys/mman.h>
 
-#include <algorithm>
-#include <array>
 #include <cstring>
-#include <deque>
-#include <filesystem>
 #include <fstream>
-#include <map>
-#include <mutex>
 #include <sstream>
-#include <vector>
 
 #include "backends/metal/apple/built_library.h"
-#include "backends/metal/kernels/expert_parameters.h"
+#include "backends/metal/apple/launch_observer.h"
 #include "backends/metal/kernels/parameters.h"
-#include "backends/metal/kernels/router_parameters.h"
 #include "backends/metal/plan/kernel_text.h"
-#include "metal_sim/launch.h"
-#include "metal_sim/metal_program.h"
-#include "objective_c.h"
+#include "fake_objects.h"
 
 namespace marlin::fake_gpu {
 namespace {
 
-namespace fs = std::filesystem;
 using fake_objc::Answer;
-using fake_objc::Error;
-using fake_objc::Fail;
-using fake_objc::Object;
-using fake_objc::Reference;
 using fake_objc::Text;
-using metal_sim::MetalProgram;
 
-constexpr uint64_t kPage = 4096;
 constexpr size_t kMostBytesInline = 4096;
 constexpr size_t kBufferSlots = 31;
-constexpr int64_t kInternalError = 1;  // MTLCommandBufferErrorInternal
+constexpr uint64_t kConcurrent = 1;    // MTLDispatchTypeConcurrent
+constexpr int64_t kFaulted = 4;        // MTLCommandEncoderErrorStateFaulted
 
 template <typename T>
 T* Autoreleased(T* object) {
@@ -53,314 +36,8 @@ void SetError(Object** error, int64_t code, const std::string& text) {
   if (error != nullptr) *error = Autoreleased(new Error(code, text));
 }
 
-// --- programs -----------------------------------------------------------------------------------
-
-/// A compiled source. Its function constants are variables, so launches are serialized.
-struct Program {
-  std::mutex mutex;
-  std::unique_ptr<MetalProgram> program;
-};
-
-/// Compiles a text once for all tests, since it takes seconds. Returns null and sets `message` on
-/// failure.
-std::shared_ptr<Program> ProgramOf(const std::string& text, std::string* message) {
-  static std::mutex mutex;
-  static auto* programs = new std::map<std::string, std::shared_ptr<Program>>;
-  const std::lock_guard<std::mutex> lock(mutex);
-  if (const auto found = programs->find(text); found != programs->end()) return found->second;
-  std::string folder = (fs::temp_directory_path() / "marlin-fake-metal-XXXXXX").string();
-  if (mkdtemp(folder.data()) == nullptr) Fail(folder + ": cannot be made");
-  const fs::path path = fs::path(folder) / "source.metal";
-  std::ofstream(path) << text;
-  auto compiled = MetalProgram::Compile(path, {});
-  fs::remove_all(folder);
-  if (!compiled.ok()) {
-    *message = compiled.status().message();
-    return nullptr;
-  }
-  auto program = std::make_shared<Program>();
-  program->program = std::move(*compiled);
-  programs->emplace(text, program);
-  return program;
-}
-
-// --- objects ------------------------------------------------------------------------------------
-
-class Device : public Object {
- public:
-  Device() : Object("MTLDevice") {}
-};
-
-class Buffer : public Object {
- public:
-  Buffer(void* pages, uint64_t bytes) : Object("MTLBuffer"), data(pages), length(bytes) {}
-  static Buffer* Make(uint64_t bytes) {
-    const uint64_t size = (bytes + kPage - 1) / kPage * kPage;
-    void* pages = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (pages == MAP_FAILED) return nullptr;
-    auto* buffer = new Buffer(pages, bytes);
-    buffer->mapped_bytes = size;
-    return buffer;
-  }
-  void* data;
-  uint64_t length;
-  uint64_t mapped_bytes = 0;  ///< 0: host memory.
-
- protected:
-  void Dispose() override {
-    if (mapped_bytes > 0) munmap(data, mapped_bytes);
-  }
-};
-
-class CompileOptions : public Object {
- public:
-  CompileOptions() : Object("MTLCompileOptions") {}
-  uint64_t language = 0;
-  bool fast_math = true;  ///< Metal's default.
-};
-
-class Constants : public Object {
- public:
-  Constants() : Object("MTLFunctionConstantValues") {}
-  std::map<int, int32_t> values;
-};
-
-class Library : public Object {
- public:
-  Library() : Object("MTLLibrary") {}
-  std::vector<std::shared_ptr<Program>> programs;
-};
-
-class Function : public Object {
- public:
-  Function() : Object("MTLFunction") {}
-  std::shared_ptr<Program> program;
-  std::string name;
-  std::map<int, int32_t> constants;
-};
-
-class Pipeline : public Object {
- public:
-  explicit Pipeline(Function* compiled) : Object("MTLComputePipelineState"), function(compiled) {}
-  Reference<Function> function;
-
- protected:
-  void Dispose() override { function = {}; }
-};
-
-class ResidencySet : public Object {
- public:
-  ResidencySet() : Object("MTLResidencySet") {}
-  std::map<Buffer*, Reference<Buffer>> added;
-
- protected:
-  void Dispose() override { added.clear(); }
-};
-
-class Array : public Object {
- public:
-  Array() : Object("NSArray") {}
-  std::vector<Reference<Object>> objects;
-
- protected:
-  void Dispose() override { objects.clear(); }
-};
-
-struct Size {
-  uint64_t x, y, z;
-};
-
-struct Binding {
-  Reference<Buffer> buffer;
-  uint64_t offset = 0;
-};
-
-struct Dispatch {
-  Reference<Pipeline> pipeline;
-  std::vector<Reference<Buffer>> used;  ///< Not bound, but resident: useResources.
-  std::map<int, Binding> buffers;
-  std::map<int, std::vector<uint8_t>> values;
-  Size groups;
-  Size threads;
-};
-
-enum Status : uint64_t { kNotEnqueued = 0, kCommitted = 2, kCompleted = 4, kFailed = 5 };
-
-class CommandBuffer;
-
-class Queue : public Object {
- public:
-  explicit Queue(Object* its_device) : Object("MTLCommandQueue"), device(its_device) {}
-  /// Runs committed command buffers up to and including `last`.
-  void RunUntil(const CommandBuffer* last);
-
-  Object* device;
-  std::mutex mutex;
-  std::deque<Reference<CommandBuffer>> committed;
-  Reference<ResidencySet> resident;
-
- protected:
-  void Dispose() override { resident = {}; }
-};
-
-class CommandBuffer : public Object {
- public:
-  explicit CommandBuffer(Queue* its_queue) : Object("MTLCommandBuffer"), queue(its_queue) {}
-  void Run();
-
-  Reference<Queue> queue;
-  std::vector<Dispatch> dispatches;
-  bool encoding = false;
-  int64_t number = -1;  ///< Index in the order of commits.
-  std::atomic<uint64_t> status{kNotEnqueued};
-  Reference<Error> error;
-
- protected:
-  void Dispose() override {
-    dispatches.clear();
-    error = {};
-    queue = {};
-  }
-};
-
-class Encoder : public Object {
- public:
-  explicit Encoder(CommandBuffer* encoded)
-      : Object("MTLComputeCommandEncoder"), commands(encoded) {}
-  Reference<CommandBuffer> commands;
-  Dispatch state;
-  bool ended = false;
-
- protected:
-  void Dispose() override {
-    if (!ended) Fail("an encoder is released before endEncoding");
-    state = {};
-    commands = {};
-  }
-};
-
-// --- running ------------------------------------------------------------------------------------
-
-/// Metal knows a buffer's length, not the range that a kernel may access: assumes that it ends at
-/// the next bound offset.
-int64_t BytesOf(const Dispatch& dispatch, const Binding& binding) {
-  uint64_t end = binding.buffer->length;
-  for (const auto& [index, other] : dispatch.buffers) {
-    if (other.buffer.get() == binding.buffer.get() && other.offset > binding.offset) {
-      end = std::min(end, other.offset);
-    }
-  }
-  return static_cast<int64_t>(end - binding.offset);
-}
-
-metal_sim::ConstantValues ConstantsOf(const Function& function, const metal_sim::Module& module) {
-  metal_sim::ConstantValues values;
-  for (int i = 0; i < module.constant_count; ++i) {
-    const auto found = function.constants.find(module.constants[i].index);
-    if (found == function.constants.end()) continue;
-    std::vector<uint8_t>& bytes = values[found->first];
-    bytes.resize(sizeof(found->second));
-    std::memcpy(bytes.data(), &found->second, sizeof(found->second));
-  }
-  return values;
-}
-
-/// Most kernels write only the output, and absent operands are bound to the weights. Those of the
-/// sort by experts have no absent operands and write several arrays; routers write ids, weights and
-/// an error, and the first kernel of experts that are not sorted an error.
-bool Writes(const std::string& function, int index) {
-  constexpr std::array<const char*, 4> kSorts = {"moe_sort_experts", "moe_rank_selections",
-                                                 "moe_scan_experts", "moe_scatter_selections"};
-  if (std::find(kSorts.begin(), kSorts.end(), function) != kSorts.end()) return true;
-  constexpr std::array<const char*, 4> kUnsorted = {"moe_gate_up_1", "moe_expert_gemm_fp4",
-                                                    "moe_shared_expert", "moe_shared_score"};
-  const bool chooses = std::find(kUnsorted.begin(), kUnsorted.end(), function) != kUnsorted.end();
-  const bool routes = function.starts_with("moe_router_");
-  return index == MARLIN_BUFFER_OUTPUT || (chooses && index == MARLIN_BUFFER_WRONG_ID) ||
-         (routes && (index == MARLIN_BUFFER_ROUTER_WEIGHTS || index == MARLIN_BUFFER_ROUTER_ERROR));
-}
-static_assert(MARLIN_BUFFER_ROUTER_IDS == MARLIN_BUFFER_OUTPUT);
-
-/// Corrupts results as a different GPU might.
-void Disturb(const Dispatch& dispatch) {
-  const auto found = dispatch.buffers.find(MARLIN_BUFFER_OUTPUT);
-  if (found == dispatch.buffers.end()) return;
-  const Binding& out = found->second;
-  auto* numbers = reinterpret_cast<float*>(static_cast<std::byte*>(out.buffer->data) + out.offset);
-  if (dispatch.pipeline->function->name != "marlin_self_test") {
-    const bool breaks = dispatch.pipeline->function->name == TheBehaviour().breaks;
-    if (TheBehaviour().breaks_sums || breaks) numbers[0] += 1;
-    return;
-  }
-  if (TheBehaviour().rotates_fragments) std::rotate(numbers, numbers + 2, numbers + 64);
-  if (TheBehaviour().breaks_products) numbers[128 + 9] += 1;
-}
-
-/// Returns empty, or an error message.
-std::string RunDispatch(const Dispatch& dispatch) {
-  const Function& function = *dispatch.pipeline->function.get();
-  const std::lock_guard<std::mutex> lock(function.program->mutex);
-  MetalProgram& program = *function.program->program;
-  const auto kernel = program.Find(function.name);
-  if (!kernel.ok()) return kernel.status().message();
-  const metal_sim::Status set = program.SetConstants(ConstantsOf(function, program.module()));
-  if (!set.ok()) return set.message();
-  const auto narrow = [](const Size& size) {
-    return metal_sim::Size3{static_cast<uint32_t>(size.x), static_cast<uint32_t>(size.y),
-                            static_cast<uint32_t>(size.z)};
-  };
-  metal_sim::Launch launch;
-  launch.grid = narrow(dispatch.groups);
-  launch.threads_per_threadgroup = narrow(dispatch.threads);
-  launch.program_ranges = program.ranges();
-  launch.values = dispatch.values;
-  for (const auto& [index, binding] : dispatch.buffers) {
-    metal_sim::BufferBinding bound;
-    bound.data = static_cast<std::byte*>(binding.buffer->data) + binding.offset;
-    bound.bytes = BytesOf(dispatch, binding);
-    bound.read_only = !Writes(function.name, index);
-    launch.buffers[index] = bound;
-  }
-  for (const Reference<Buffer>& buffer : dispatch.used) {
-    const auto* data = static_cast<const std::byte*>(buffer->data);
-    launch.reached_ranges.emplace_back(data, data + buffer->length);
-  }
-  const auto report = metal_sim::Simulate(**kernel, launch, {});
-  if (!report.ok()) return report.status().message();
-  ++TheLog().dispatches;
-  Disturb(dispatch);
-  return report->clean() ? "" : report->findings.front().text;
-}
-
-void CommandBuffer::Run() {
-  if (TheBehaviour().on_run) TheBehaviour().on_run();
-  std::string wrong;
-  const int64_t from = TheBehaviour().fails_from;
-  if (from >= 0 && number >= from)
-    wrong = fmt::format("Caused GPU Timeout Error {}", number - from);
-  for (const Dispatch& dispatch : dispatches) {
-    if (wrong.empty()) wrong = RunDispatch(dispatch);
-  }
-  dispatches.clear();  // Releases the objects that they keep alive.
-  if (!wrong.empty()) {
-    auto* made = new Error(kInternalError, wrong);
-    error = Reference<Error>(made);
-    made->Release();
-  }
-  status = wrong.empty() ? kCompleted : kFailed;
-}
-
-void Queue::RunUntil(const CommandBuffer* last) {
-  const std::lock_guard<std::mutex> lock(mutex);
-  while (last->status == kCommitted) {
-    if (committed.empty()) Fail("a command buffer is waited for that its queue does not have");
-    const Reference<CommandBuffer> first = committed.front();
-    committed.pop_front();
-    first->Run();
-  }
-}
-
-// --- methods ------------------------------------------------------------------------------------
+/// The launch that the driver encodes next.
+thread_local std::shared_ptr<const metal::KernelLaunch> announced;
 
 Device* TheDevice() {
   static auto* device = new Device;
@@ -427,6 +104,43 @@ Object* NewBuffer(uint64_t bytes) {
   return Buffer::Make(bytes);
 }
 
+/// A function with its constants, as a line.
+std::string KeyOf(const Function& function) {
+  std::string key = function.name;
+  for (const auto& [index, value] : function.constants) key += fmt::format(" {}={}", index, value);
+  return key;
+}
+
+constexpr const char* kArchiveTitle = "archive of the fake GPU";
+
+Object* NewArchive(const ArchiveDescriptor& descriptor, Object** error) {
+  if (descriptor.path.empty()) return new Archive;
+  std::ifstream file(descriptor.path);
+  std::string line;
+  if (!std::getline(file, line) || line != kArchiveTitle) {
+    SetError(error, 1, "not an archive");
+    return nullptr;
+  }
+  auto* archive = new Archive;
+  while (std::getline(file, line)) archive->keys.insert(line);
+  return archive;
+}
+
+Object* NewPipeline(PipelineDescriptor* descriptor, uint64_t options, Object** error) {
+  constexpr uint64_t kFailOnMiss = 4;
+  static std::mutex mutex;  // Of the archive and of the counts.
+  const std::lock_guard<std::mutex> lock(mutex);
+  const Archive* const archive = descriptor->archive.get();
+  const bool found =
+      archive != nullptr && archive->keys.contains(KeyOf(*descriptor->function.get()));
+  if (!found && (options & kFailOnMiss) != 0) {
+    SetError(error, 1, "not in the archive");
+    return nullptr;
+  }
+  ++(found ? TheLog().found_pipelines : TheLog().pipelines);
+  return new Pipeline(descriptor->function.get());
+}
+
 void AddDevice() {
   Answer("MTLDevice", "respondsToSelector:", [](Object* self, SEL, SEL selector) {
     const bool newer = std::strcmp(reinterpret_cast<const char*>(selector),
@@ -444,6 +158,7 @@ void AddDevice() {
   Answer("MTLDevice", "maxThreadgroupMemoryLength", [](Object*, SEL) { return uint64_t{32768}; });
   Answer("MTLDevice", "maxBufferLength",
          [](Object*, SEL) { return TheBehaviour().largest_buffer; });
+  Answer("MTLDevice", "newFence", [](Object*, SEL) -> Object* { return new Fence; });
   Answer("MTLDevice", "newCommandQueue",
          [](Object* self, SEL) -> Object* { return new Queue(self); });
   Answer("MTLDevice", "newBufferWithLength:options:", [](Object*, SEL, uint64_t bytes, uint64_t) {
@@ -466,13 +181,51 @@ void AddDevice() {
          "newLibraryWithData:error:", [](Object*, SEL, const std::string* data, Object** error) {
            return NewLibraryOfData(*data, error);
          });
-  Answer("MTLDevice", "newComputePipelineStateWithFunction:error:",
-         [](Object*, SEL, Function* function, Object**) -> Object* {
-           ++TheLog().pipelines;
-           return new Pipeline(function);
+  Answer("MTLDevice", "newComputePipelineStateWithDescriptor:options:reflection:error:",
+         [](Object*, SEL, PipelineDescriptor* descriptor, uint64_t options, void*, Object** error) {
+           return NewPipeline(descriptor, options, error);
          });
   Answer("MTLDevice", "newResidencySetWithDescriptor:error:",
          [](Object*, SEL, Object*, Object**) -> Object* { return new ResidencySet; });
+}
+
+void AddArchives() {
+  Answer("class MTLComputePipelineDescriptor", "alloc",
+         [](Object*, SEL) -> Object* { return new PipelineDescriptor; });
+  Answer("MTLComputePipelineDescriptor", "setComputeFunction:",
+         [](PipelineDescriptor* self, SEL, Function* function) {
+           self->function = Reference<Function>(function);
+         });
+  Answer("MTLComputePipelineDescriptor", "setBinaryArchives:",
+         [](PipelineDescriptor* self, SEL, Array* archives) {
+           auto* archive = static_cast<Archive*>(archives->objects.at(0).get());
+           self->archive = Reference<Archive>(archive);
+         });
+  Answer("class MTLBinaryArchiveDescriptor", "alloc",
+         [](Object*, SEL) -> Object* { return new ArchiveDescriptor; });
+  Answer("MTLBinaryArchiveDescriptor", "setUrl:",
+         [](ArchiveDescriptor* self, SEL, Text* url) { self->path = url->value; });
+  Answer("MTLDevice", "newBinaryArchiveWithDescriptor:error:",
+         [](Object*, SEL, ArchiveDescriptor* descriptor, Object** error) {
+           return NewArchive(*descriptor, error);
+         });
+  Answer("MTLBinaryArchive", "addComputePipelineFunctionsWithDescriptor:error:",
+         [](Archive* self, SEL, PipelineDescriptor* descriptor, Object**) {
+           self->keys.insert(KeyOf(*descriptor->function.get()));
+           return true;
+         });
+  Answer("MTLBinaryArchive", "serializeToURL:error:", [](Archive* self, SEL, Text* url, Object**) {
+    std::ofstream file(url->value);
+    file << kArchiveTitle << "\n";
+    for (const std::string& key : self->keys) file << key << "\n";
+    return file.good();
+  });
+  Answer("class NSURL", "fileURLWithPath:", [](Object*, SEL, Text* path) { return path; });
+  Answer("class NSArray", "arrayWithObject:", [](Object*, SEL, Object* object) -> Object* {
+    auto* array = new Array;
+    array->objects.emplace_back(object);
+    return Autoreleased(array);
+  });
 }
 
 void AddCompiling() {
@@ -531,7 +284,10 @@ void AddMemory() {
     for (const auto& [buffer, reference] : self->added) bytes += buffer->length;
     return bytes;
   });
-  Answer("MTLResidencySet", "commit", [](Object*, SEL) {});
+  Answer("MTLResidencySet", "commit", [](ResidencySet* self, SEL) {
+    self->committed = self->added;
+    ++TheLog().residency_commits;
+  });
   Answer("MTLResidencySet", "requestResidency", [](Object*, SEL) {});
   Answer("NSArray", "count", [](Array* self, SEL) { return uint64_t{self->objects.size()}; });
   Answer("NSArray", "objectAtIndex:", [](Array* self, SEL, uint64_t index) {
@@ -544,11 +300,24 @@ void AddCommands() {
   Answer("MTLCommandQueue", "addResidencySet:", [](Queue* self, SEL, ResidencySet* set) {
     self->resident = Reference<ResidencySet>(set);
   });
-  Answer("MTLCommandQueue", "commandBuffer",
-         [](Queue* self, SEL) -> Object* { return Autoreleased(new CommandBuffer(self)); });
+  Answer("class MTLCommandBufferDescriptor", "alloc",
+         [](Object*, SEL) -> Object* { return new CommandBufferDescriptor; });
+  Answer("MTLCommandBufferDescriptor", "setErrorOptions:",
+         [](CommandBufferDescriptor* self, SEL, uint64_t options) {
+           self->error_options = options;
+         });
+  Answer("MTLCommandQueue", "commandBufferWithDescriptor:",
+         [](Queue* self, SEL, CommandBufferDescriptor* descriptor) -> Object* {
+           auto* commands = new CommandBuffer(self);
+           commands->tells_encoders = descriptor->error_options != 0;
+           return Autoreleased(commands);
+         });
+  Answer("MTLCommandBuffer", "useResidencySet:", [](CommandBuffer* self, SEL, ResidencySet* set) {
+    self->sets.emplace_back(set);
+  });
   Answer("MTLCommandBuffer", "computeCommandEncoderWithDispatchType:",
          [](CommandBuffer* self, SEL, uint64_t type) -> Object* {
-           if (type != 0) Fail("expected serial dispatches");
+           if (type != kConcurrent) Fail("expected concurrent dispatches");
            if (self->encoding || self->status != kNotEnqueued) Fail("a second encoder");
            self->encoding = true;
            return Autoreleased(new Encoder(self));
@@ -557,12 +326,14 @@ void AddCommands() {
     if (self->encoding) Fail("commit before endEncoding");
     if (self->status != kNotEnqueued) Fail("committed twice");
     const std::lock_guard<std::mutex> lock(self->queue->mutex);
+    self->TakeResident();
     self->number = TheLog().command_buffers++;
     self->status = kCommitted;
     self->queue->committed.emplace_back(self);
   });
   Answer("MTLCommandBuffer", "waitUntilCompleted", [](CommandBuffer* self, SEL) {
     if (self->status == kNotEnqueued) Fail("waits for what is not committed");
+    if (self->status == kCommitted) ++TheLog().waits;
     self->queue->RunUntil(self);
   });
   Answer("MTLCommandBuffer", "status",
@@ -593,9 +364,26 @@ void AddEncoder() {
   Answer("MTLComputeCommandEncoder", "useResources:count:usage:",
          [](Encoder* self, SEL, Buffer* const* buffers, uint64_t count, uint64_t usage) {
            constexpr uint64_t kRead = 1;
-           if (usage != kRead) Fail("expected resources that are read");
+           if ((usage & kRead) == 0) Fail("expected resources that are read");
+           TheLog().used_resources += static_cast<int64_t>(count);
            for (uint64_t i = 0; i < count; ++i) self->state.used.emplace_back(buffers[i]);
          });
+  Answer("MTLComputeCommandEncoder", "memoryBarrierWithScope:",
+         [](Encoder* self, SEL, uint64_t scope) {
+           constexpr uint64_t kBuffers = 1;
+           if (scope != kBuffers) Fail("expected a barrier of buffers");
+           if (TheLog().barriers++ != TheBehaviour().drops_barrier) ++self->state.barriers;
+         });
+  Answer("MTLComputeCommandEncoder", "waitForFence:", [](Encoder* self, SEL, Fence* fence) {
+    if (self->updated.get() == fence) Fail("waits for a fence after it has updated it");
+    self->waited = Reference<Fence>(fence);
+  });
+  Answer("MTLComputeCommandEncoder", "updateFence:", [](Encoder* self, SEL, Fence* fence) {
+    self->updated = Reference<Fence>(fence);
+  });
+  Answer("MTLComputeCommandEncoder", "setLabel:", [](Encoder* self, SEL, Text* label) {
+    self->commands->label = label->value;
+  });
   Answer("MTLComputeCommandEncoder", "dispatchThreadgroups:threadsPerThreadgroup:",
          [](Encoder* self, SEL, Size groups, Size threads) {
            if (self->state.pipeline.get() == nullptr) Fail("dispatches without a pipeline");
@@ -603,20 +391,52 @@ void AddEncoder() {
            if (threads.x * threads.y * threads.z > TheBehaviour().most_threads) {
              Fail("more threads than the pipeline takes");
            }
+           if (announced == nullptr) Fail("dispatches what the driver did not announce");
            self->state.groups = groups;
            self->state.threads = threads;
-           self->commands->dispatches.push_back(self->state);
+           Dispatch& dispatch = self->commands->dispatches.emplace_back(self->state);
+           dispatch.declared = std::move(announced);
+           announced = nullptr;
+           TakeDeclared(&dispatch);
          });
   Answer("MTLComputeCommandEncoder", "endEncoding", [](Encoder* self, SEL) {
+    Queue& queue = *self->commands->queue.get();
+    // Memory behind addresses is not ordered by Metal.
+    if (queue.fence.get() != nullptr && queue.fence.get() != self->waited.get()) {
+      Fail("an encoder does not wait for the fence of the one before it");
+    }
+    queue.fence = self->updated;
     self->ended = true;
     self->commands->encoding = false;
   });
 }
 
+void AddErrors() {
+  Answer("NSObject", "setLabel:", [](Object*, SEL, Object*) {});
+  Answer("NSError", "userInfo", [](Error* self, SEL) -> Object* {
+    auto* encoders = new Array;
+    if (!self->blamed.empty()) {
+      auto* info = new EncoderInfo(self->blamed);
+      encoders->objects.emplace_back(info);
+      info->Release();
+    }
+    return Autoreleased(encoders);
+  });
+  // Stands for the dictionary, which has nothing else.
+  Answer("NSArray", "objectForKey:", [](Array* self, SEL, Object*) { return self; });
+  Answer("MTLCommandBufferEncoderInfo", "label", [](EncoderInfo* self, SEL) -> Object* {
+    return Autoreleased(new Text(self->label));
+  });
+  Answer("MTLCommandBufferEncoderInfo", "errorState", [](Object*, SEL) { return kFaulted; });
+}
+
 Device* PreparedDevice() {
   static const bool added =
-      (AddDevice(), AddCompiling(), AddMemory(), AddCommands(), AddEncoder(), true);
+      (AddDevice(), AddArchives(), AddCompiling(), AddMemory(), AddCommands(), AddEncoder(), AddErrors(), true);
   (void)added;
+  metal::TheLaunchObserver() = [](const metal::KernelLaunch& launch) {
+    announced = std::make_shared<metal::KernelLaunch>(launch);
+  };
   return TheDevice();
 }
 
@@ -635,6 +455,7 @@ Log& TheLog() {
 void Reset() {
   TheBehaviour() = {};
   TheLog() = {};
+  if (unsetenv("HOME") != 0) Fail("HOME stays");
 }
 
 void* NewQueue(bool other_device) {

@@ -80,6 +80,7 @@ class Error : public Object {
       : Object("NSError"), code(number), text(std::move(message)) {}
   int64_t code;
   std::string text;
+  std::string blamed;  ///< The label of an encoder; empty: none.
 };
 
 using Method = void (*)();

@@ -36,6 +36,8 @@ int Run(int argc, char** argv) {
                "Omit the guard zone behind the data, for external memory checkers");
   app.add_flag("--list", options.list, "Print the case names and exit");
   app.add_flag("--json", options.json, "Print one JSON document on stdout");
+  app.add_flag("--progress", options.progress,
+               "Print the name of each case on stderr before it runs, to tell a crash's");
   app.add_flag("--nightly", options.nightly, "Run the larger nightly selection");
   app.add_flag("--stop", options.stop_at_failure, "Stop at the first failure");
   app.add_flag("--mixed", options.mixed,

@@ -109,6 +109,7 @@ class Suite {
     } else if (options_.list || !row.unavailable.empty()) {
       run.skipped = true;
     } else {
+      if (options_.progress) fmt::print(stderr, "case {}\n", run.name);
       run.result = subject.Run(machine_, row, options_.repetitions);
     }
     return run;
@@ -231,10 +232,10 @@ class Suite {
                       {"worst_ratio", counts.worst_ratio},
                       {"worst_case", counts.worst_case}});
     }
-    const nlohmann::json document = {{"devices", Devices()},    {"passed", passed_},
-                                     {"failed", failed_},       {"skipped", skipped_},
-                                     {"kernels", rows},         {"failures", failures_},
-                                     {"violations", violations}};
+    const nlohmann::json document = {{"devices", Devices()}, {"passed", passed_},
+                                     {"failed", failed_},    {"skipped", skipped_},
+                                     {"kernels", rows},      {"failures", failures_},
+                                     {"reasons", reasons_},  {"violations", violations}};
     fmt::print("{}\n", document.dump(2));
   }
 

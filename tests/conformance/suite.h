@@ -19,6 +19,7 @@ struct SuiteOptions {
   bool large = false;
   bool list = false;
   bool json = false;
+  bool progress = false;  ///< Prints "case NAME" on stderr before each case.
   bool nightly = false;
   bool stop_at_failure = false;
   bool mixed = false;  ///< Takes problems of all formats and shapes in turn.

@@ -231,13 +231,14 @@ def test_a_block_of_experts(dtype: str, path: str) -> None:
         MarlinMoE(experts, router[:, :3], 2)
 
 
-def test_switch_glu() -> None:
+def test_switch_glu(path: str) -> None:
     from metal_marlin.mlx import MarlinSwitchGLU
 
     experts = expert_set(with_shared=False)
     layer = MarlinSwitchGLU(experts, activation="relu")
     x = mx.random.normal((2, 5, 64), key=mx.random.key(1)).astype(mx.bfloat16)
-    indices = mx.array(np.random.default_rng(4).integers(0, 4, (2, 5, 3)))
+    chosen = np.random.default_rng(4).integers(0, 4, (2, 5, 3))
+    indices = mx.array(chosen)
     got = layer(x, indices)
     assert got.shape == (2, 5, 3, 64) and got.dtype == mx.bfloat16
     for slot in range(3):
@@ -245,16 +246,103 @@ def test_switch_glu() -> None:
         want = mm.moe_experts(x, own, mx.ones((2, 5, 1)), experts, activation="relu")
         error = mx.abs((got[..., slot, :] - want).astype(mx.float32)).max()
         assert float(error) < 0.01 * float(mx.abs(want.astype(mx.float32)).max())
+    for kind in ("uint8", "int16", "int32", "uint32", "int64", "uint64"):
+        assert same_bits(layer(x, indices.astype(getattr(mx, kind))), got)
+    assert same_bits(layer(x[0, 0], indices[0, 0]), layer(x[:1, :1], indices[:1, :1])[0, 0])
     assert layer(x[:0], indices[:0]).shape == (0, 5, 3, 64)
+    if path == "extension":
+        compiled = mx.compile(lambda x, i: layer(x * 2, i) + 1)
+        assert same_bits(compiled(x, indices), layer(x * 2, indices) + 1)
+        shapeless = mx.compile(lambda x, i: layer(x * 2, i) + 1, shapeless=True)
+        assert same_bits(shapeless(x, indices), layer(x * 2, indices) + 1)
+        assert shapeless(x[:1], indices[:1]).shape == (1, 5, 3, 64)
+
+
+@pytest.mark.parametrize("wrong", [4, -1, 2**31 - 1, 2**32 + 1, -(2**33)])
+def test_an_index_that_is_no_expert(path: str, wrong: int) -> None:
+    from metal_marlin.mlx import MarlinSwitchGLU
+
+    layer = MarlinSwitchGLU(expert_set(with_shared=False))
+    x = mx.ones((2, 64))
+    indices = mx.array(np.array([[0, 1], [wrong, 2]], np.int64))
+    # By the extension when the result is evaluated, where MLX knows no other exceptions.
+    with pytest.raises(RuntimeError if path == "extension" else mm.InvalidArgumentError) as error:
+        mx.eval(layer(x, indices))
+    assert "is not in 0..3" in str(error.value)
+    assert layer(x, mx.zeros((2, 1), mx.int32)).shape == (2, 1, 64)
+
+
+def test_wrong_arguments_of_switch_glu() -> None:
+    from metal_marlin.mlx import MarlinSwitchGLU
+
+    experts = expert_set(with_shared=False)
+    layer = MarlinSwitchGLU(experts)
+    x, indices = mx.ones((2, 5, 64)), mx.zeros((2, 5, 3), mx.int32)
     for wrong, says in (
         (lambda: layer(x, indices[:1]), r"indices: expected \[\.\.\., top_k\] as x"),
-        (lambda: layer(x, indices + 4), r"is not in 0\.\.3"),
-        (lambda: layer(x, indices.astype(mx.float32)), "ids: expected integers"),
+        (lambda: layer(x, indices.astype(mx.float32)), "indices: expected integers"),
+        (lambda: layer(x[..., 1:], indices), r"expected \[\.\.\., 64\]"),
         (lambda: MarlinSwitchGLU(experts, activation="tanh"), "unknown name 'tanh'"),
         (lambda: MarlinSwitchGLU(expert_set()), "a shared expert would be part of every"),
+        (lambda: MarlinSwitchGLU(3), "experts: expected an ExpertSet"),
     ):
         with pytest.raises(mm.InvalidArgumentError, match=says):
             wrong()
+
+
+@pytest.mark.parametrize("how", ["stack", "single", "fused"])
+def test_switch_glu_of_weights(how: str) -> None:
+    from metal_marlin.mlx import MarlinSwitchGLU
+
+    rng = np.random.default_rng(3)
+    shapes = [(4, 64, 96)] if how == "fused" else [(4, 64, 48), (4, 64, 48)]
+    matrices: list[Any] = []
+    for shape in [*shapes, (4, 48, 64)]:
+        values = rng.standard_normal(shape).astype(np.float32) / 8
+        stack: Any = mm.pack_weights(values, "u4", 16)
+        if how == "single":
+            formats = ["u4", "fp4_e2m1", "nf4", "s8"]
+            stack = [mm.pack_weights(v, f, 16) for v, f in zip(values, formats, strict=True)]
+        matrices.append(stack)
+    if how == "fused":
+        matrices.insert(1, None)
+    biases = {"down_bias": rng.standard_normal((4, 64)).astype(np.float32)}
+    layer = MarlinSwitchGLU.from_weights(*matrices, **biases)
+    same = MarlinSwitchGLU(mm.prepare_experts(*matrices, **biases))
+    x, indices = mx.random.normal((3, 64)), mx.array([[0, 1], [2, 3], [3, 3]])
+    assert same_bits(layer(x, indices), same(x, indices))
+    assert (layer.experts, layer.hidden) == (4, 64)
+
+
+@pytest.mark.parametrize("format", ["s8", "fp4_e2m1", "nf3", "bf16"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_embedding(format: str, dtype: str, path: str) -> None:
+    from metal_marlin.mlx import MarlinEmbedding
+
+    weights = weights_of(64, 50, format)
+    kind = getattr(mx, dtype)
+    layer = MarlinEmbedding(weights, kind)
+    table = mx.array(mm.dequantize(weights).T)
+    ids = mx.array([[3, 49, 0], [3, 7, 8]])
+    got = layer(ids)
+    assert same_bits(got, table[ids].astype(kind))
+    assert layer(ids[:0]).shape == (0, 3, 64) and layer(ids[0, 1]).shape == (64,)
+    assert same_bits(layer(ids.astype(mx.uint32)), got)
+    x = mx.random.normal((3, 64)).astype(kind)
+    want = x.astype(mx.float32) @ table.T
+    assert float(mx.abs(layer.as_linear(x).astype(mx.float32) - want).max()) < 0.2
+    layer.set_dtype(mx.float32)
+    assert same_bits(layer(ids), table[ids])
+    if path == "extension":
+        assert same_bits(mx.compile(lambda i: layer(i + 1))(ids - 1), layer(ids))
+    for wrong in (50, -1, 2**32):
+        error: Any = RuntimeError if path == "extension" else mm.InvalidArgumentError
+        with pytest.raises(error, match="id"):
+            mx.eval(layer(mx.array([wrong])))
+    with pytest.raises(mm.InvalidArgumentError, match="ids: expected integers"):
+        layer(x)
+    with pytest.raises(mm.UnsupportedError, match="2 experts"):
+        MarlinEmbedding(mm.pack_weights(np.zeros((2, 32, 8), np.float32), "u4", 32))
 
 
 def test_functions_take_views() -> None:

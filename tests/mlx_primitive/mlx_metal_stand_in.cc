@@ -9,6 +9,8 @@
 #include <string>
 #include <utility>
 
+#include "mlx/gpu_memory.h"
+
 namespace mlx::core::metal {
 namespace {
 
@@ -18,6 +20,7 @@ struct Mirror {
   void* data = nullptr;
   size_t bytes = 0;
   bool written = false;
+  bool reached = false;  ///< By its address, which stays.
 };
 std::map<const void*, Mirror>& Mirrors() {
   static std::map<const void*, Mirror> mirrors;
@@ -46,6 +49,7 @@ const NS::String* Text(const std::string& text) {
 /// Copies the array's content: it was not written before, or its writer has completed.
 Mirror& MirrorOf(Device& device, const array& a) {
   Mirror& mirror = Mirrors()[a.data<void>()];
+  if (mirror.reached) std::memcpy(mirror.buffer->contents(), mirror.data, mirror.bytes);
   if (mirror.buffer.get() != nullptr) return mirror;
   mirror.data = const_cast<void*>(a.data<void>());
   mirror.bytes = a.nbytes();
@@ -97,12 +101,12 @@ MTL::ComputePipelineState* Device::get_kernel(const std::string& base_name, MTL:
 CommandEncoder::CommandEncoder(Device& device, int /*index*/, ResidencySets& sets)
     : device_(device),
       queue_(NS::TransferPtr(device.mtl_device()->newCommandQueue())),
+      buffer_(NS::RetainPtr(queue_->commandBuffer())),
       residency_sets_(sets) {}
 CommandEncoder::~CommandEncoder() = default;
 
 MTL::ComputeCommandEncoder* CommandEncoder::get_command_encoder() {
   if (encoder_.get() == nullptr) {
-    buffer_ = NS::RetainPtr(queue_->commandBuffer());
     encoder_ = NS::RetainPtr(buffer_->computeCommandEncoder(MTL::DispatchTypeSerial));
   }
   return encoder_.get();
@@ -134,9 +138,9 @@ void CommandEncoder::synchronize() {
   for (const auto& [data, mirror] : Mirrors()) {
     if (mirror.written) std::memcpy(mirror.data, mirror.buffer->contents(), mirror.bytes);
   }
-  Mirrors().clear();
+  std::erase_if(Mirrors(), [](const auto& each) { return !each.second.reached; });
   encoder_.reset();
-  buffer_.reset();
+  buffer_ = NS::RetainPtr(queue_->commandBuffer());
   temporaries_.clear();
 }
 
@@ -152,6 +156,17 @@ CommandEncoder& get_command_encoder(Stream /*stream*/) {
 }
 
 }  // namespace mlx::core::metal
+
+namespace marlin::python {
+
+MTL::Buffer* BufferOf(const mlx::core::array& array) {
+  namespace metal = mlx::core::metal;
+  metal::Mirror& mirror = metal::MirrorOf(metal::device(mlx::core::Device::gpu), array);
+  mirror.reached = true;
+  return mirror.buffer.get();
+}
+
+}  // namespace marlin::python
 
 namespace marlin::mlx_metal {
 

@@ -12,10 +12,11 @@
 #include "backends/metal/gemm/foreign_product.h"
 #include "base/split_mix64.h"
 #include "fake_gpu.h"
+#include "marlin/decoder.h"
 #include "marlin/device.h"
 #include "marlin/gemm.h"
 #include "marlin/quantize.h"
-#include "mlx/product.h"
+#include "mlx/look_up.h"
 #include "mlx_metal_stand_in.h"
 #include "strips_product.h"
 
@@ -73,6 +74,7 @@ class MlxPrimitiveTest : public ::testing::Test {
     made->n = p.n;
     made->experts = p.experts;
     made->metal = MakeMetalProduct(strips);
+    made->plans = MakeGpuPlans();
     made->shape = {2, true};
     const mx::Stream stream = mx::default_stream(mx::Device::cpu);
     std::vector<mx::array> inputs = {mx::array(x_.data(), {p.m, p.k}, mx::float32)};
@@ -132,6 +134,32 @@ TEST_F(MlxPrimitiveTest, RunsSeveralLaunchesInOrder) {
 
 TEST_F(MlxPrimitiveTest, TakesAnExpertsWeights) {
   for (const int expert : {0, 2}) Compare({Format::kU4, 3, 24, 96, false, "", 3}, expert);
+}
+
+TEST_F(MlxPrimitiveTest, LooksUpRows) {
+  const Problem p{Format::kU4, 3, 72, 160};
+  const QuantizedWeights weights = Weights(p);
+  const std::vector<int32_t> ids = {71, 0, 8};
+  auto made = std::make_shared<MlxWeights>();
+  made->k = p.k;
+  made->n = p.n;
+  const auto strips = *metal::PrepareForeign(weights);
+  made->metal = MakeMetalProduct(strips);
+  std::vector<mx::array> inputs = {mx::array(ids.data(), {p.m}, mx::int32)};
+  for (const metal::StripPart& part :
+       {strips->codes(0), strips->scales(0), strips->extras(0), strips->table()}) {
+    inputs.push_back(Bytes(part.bytes > 0 ? part : strips->codes(0), 1));
+  }
+  mx::array out(mx::Shape{p.m, p.k}, mx::float32, nullptr, {});
+  LookUp look_up(mx::default_stream(mx::Device::cpu), made);
+  mlx_metal::Evaluate([&] { look_up.eval_gpu(inputs, out); });
+  const std::vector<float> got(out.data<float>(), out.data<float>() + out.size());
+
+  std::vector<float> want(got.size());
+  const Status status = LookUpRows(*device_, *Prepare(weights, *device_), ids,
+                                   MutableTensorView(want.data(), DType::kF32, {p.m, p.k}));
+  EXPECT_TRUE(status.ok()) << status.message();
+  EXPECT_EQ(got, want);
 }
 
 TEST_F(MlxPrimitiveTest, RefusesWeightsOfTheCpu) {

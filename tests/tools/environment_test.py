@@ -16,7 +16,8 @@ ONLY_READER = ROOT / "src/base/environment.cc"
 # Starts a process, which gets some variables of this one.
 PARENT = ROOT / "python/metal_marlin/chat_template.py"
 # Variables of other programs.
-FOREIGN = {"PYTEST_XDIST_WORKER", "XDG_CACHE_HOME", "TMPDIR", "PATH", "HOME", "TERM"}
+FOREIGN = {"PYTEST_XDIST_WORKER", "XDG_CACHE_HOME", "TMPDIR", "PATH", "HOME", "TERM",
+           "MTL_SHADER_VALIDATION"}
 
 READ = re.compile(
     r"getenv\(\"(\w+)\"\)|FromEnvironment\(\"(\w+)\""

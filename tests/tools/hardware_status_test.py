@@ -16,50 +16,17 @@ import hardware_status  # noqa: E402
 import metal_record  # noqa: E402
 
 
-def conformance(device: dict[str, Any] | None) -> dict[str, Any]:
-    """Returns marlin_conformance's output for two kernels, of which one never ran."""
-    counts = {"unsupported": 3, "mistrusted": 0, "skipped": 0, "worst_ratio": 0.25,
-              "worst_case": "gemm/u4/metal/..."}
-    ran = device is not None
-    return {
-        "devices": {"metal": device} if device else {},
-        "kernels": [
-            {"kernel": "marlin_one", "backend": "metal", "passed": 7 if ran else 0, "failed": 0,
-             "unavailable": "" if ran else "no metal device (metal: no GPU)", **counts},
-            {"kernel": "marlin_two", "backend": "metal", "passed": 0, "failed": 0,
-             "unavailable": "", **counts},
-        ],
-        "failures": [],
-    }
-
-
-def gpu_record() -> dict[str, Any]:
-    device = {"name": "metal", "model": "Apple M9", "features": ["9 cores (counted)"]}
-    return metal_record.make_record(conformance(device), "macOS 20.1", "0123456789abcdef",
-                                    "2030-01-02")
-
-
-class MetalRecord(unittest.TestCase):
-    def test_says_where_it_ran(self) -> None:
-        record = gpu_record()
-        self.assertEqual(record["chip"], "Apple M9")
-        self.assertEqual(record["conformance"]["passed"], 7)
-        self.assertEqual(record["conformance"]["unsupported"], 6)
-        self.assertIn("7 passed, 0 failed, 0 skipped", metal_record.summary(record))
-        self.assertIn("9 cores (counted)", metal_record.summary(record))
-
-    def test_a_simulator_is_not_recorded(self) -> None:
-        simulator = {"name": "metal-sim", "model": "simulator", "features": []}
-        with self.assertRaisesRegex(ValueError, "no Apple GPU"):
-            metal_record.make_record(conformance(simulator), "Linux", "", "")
-
-    def test_no_device_is_not_recorded(self) -> None:
-        with self.assertRaisesRegex(ValueError, "no GPU"):
-            metal_record.make_record(conformance(None), "macOS", "", "")
-
-    def test_names_files(self) -> None:
-        self.assertEqual(metal_record.slug("Apple M2 Pro"), "apple-m2-pro")
-        self.assertEqual(metal_record.slug("../x"), "x")
+def gpu_record(features: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Returns a record of two kernels, of which one never ran."""
+    counts = {"failed": 0, "unsupported": 3, "mistrusted": 0, "skipped": 0, "worst_ratio": 0.25,
+              "worst_case": "gemm/u4/metal/...", "state": "ran", "failures": []}
+    device = {"name": "metal", "model": "Apple M9", "features": list(features)}
+    results = {"open": {"state": "opens with all tests", "device": device},
+               "conformance marlin_one": {"kernel": "marlin_one", "passed": 7, **counts},
+               "conformance marlin_two": {"kernel": "marlin_two", "passed": 0, **counts}}
+    return metal_record.make_record(results, {
+        "os": "macOS 20.1", "commit": "0123456789abcdef", "date": "2030-01-02", "quick": False,
+        "chip": "unknown"})
 
 
 class HardwareStatus(unittest.TestCase):
@@ -134,9 +101,23 @@ class HardwareStatus(unittest.TestCase):
         self.write("bench/records/metal-apple-m9.json", record)
         self.assertIn("**2 FAILED**", self.lines("marlin_one")[0])
 
+    def test_a_kernel_that_did_not_end_shows(self) -> None:
+        record = gpu_record()
+        record["conformance"]["kernels"][1]["state"] = "does not compile"
+        self.write("bench/records/metal-apple-m9.json", record)
+        self.assertIn("(0 cases, **does not compile**, ", self.lines("marlin_two")[0])
+
+    def test_a_virtual_gpu_is_a_class_of_its_own(self) -> None:
+        record = gpu_record(("GPU family Apple5", "virtual GPU"))
+        record["quick"] = True
+        self.write("bench/records/metal-apple-m9.json", record)
+        self.assertEqual(self.lines("marlin_one")[0],
+                         "`apple-gpu-virtual:Apple M9:macOS 20.1` (7 cases of a sample, 2030-01-02,"
+                         " 0123456789)")
+
     def test_a_simulators_record_does_not_count(self) -> None:
         record = gpu_record()
-        record["device"]["name"] = "metal-sim"
+        record["class"] = "simulator"
         self.write("bench/records/metal-apple-m9.json", record)
         self.assertEqual(self.lines("marlin_one")[0], "`not-run`")
 

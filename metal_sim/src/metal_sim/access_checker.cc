@@ -57,19 +57,42 @@ bool AccessChecker::CheckNoDevice(const Thread& thread, const MemoryAccess& acce
 bool AccessChecker::CheckShared(const Thread& thread, const MemoryAccess& access) {
   if (memory_.device.Contains(access.address)) return CheckDevice(thread, access);
   if (memory_.threadgroups.Contains(access.address)) return CheckThreadgroup(thread, access);
-  return true;
+  DeviceBuffer* const piece = memory_.addressed.Holding(access.address);
+  return piece == nullptr || CheckAddressed(thread, access, *piece);
+}
+
+AccessChecker::Place AccessChecker::PlaceIn(const DeviceBuffer& buffer,
+                                            const MemoryAccess& access) {
+  const auto offset = static_cast<int64_t>(access.address - buffer.begin());
+  return {"device", buffer.counters.name, buffer.bytes, offset};
 }
 
 bool AccessChecker::CheckDevice(const Thread& thread, const MemoryAccess& access) {
   DeviceBuffer& buffer = memory_.device.NearestTo(access.address);
   const size_t offset = access.address - buffer.begin();  // Huge where it is below the buffer.
-  const auto place = [&] {
-    return Place{"device", buffer.counters.name, buffer.bytes, static_cast<int64_t>(offset)};
-  };
   if (!buffer.Holds(offset, access.bytes)) {
-    ReportOutOfBounds(thread, access, place());
+    ReportOutOfBounds(thread, access, PlaceIn(buffer, access));
     return DeviceMemory::IsOpen(buffer, access.address, access.bytes);
   }
+  CheckInside(thread, access, buffer);
+  return true;
+}
+
+bool AccessChecker::CheckAddressed(const Thread& thread, const MemoryAccess& access,
+                                   DeviceBuffer& piece) {
+  if (!piece.Holds(access.address - piece.begin(), access.bytes)) {
+    ReportOutOfBounds(thread, access, PlaceIn(piece, access));
+    return false;
+  }
+  counters_.addressed_bytes_read += access.reads ? static_cast<int64_t>(access.bytes) : 0;
+  counters_.addressed_bytes_written += access.writes ? static_cast<int64_t>(access.bytes) : 0;
+  CheckInside(thread, access, piece);
+  return !access.writes || !piece.read_only;
+}
+
+void AccessChecker::CheckInside(const Thread& thread, const MemoryAccess& access,
+                                DeviceBuffer& buffer) {
+  const size_t offset = access.address - buffer.begin();
   buffer.Count(offset, access.bytes, access.reads, access.writes);
   if (access.writes && buffer.read_only &&
       log_.Count(FindingKind::kReadOnlyWrite, access.site, nullptr)) {
@@ -77,12 +100,13 @@ bool AccessChecker::CheckDevice(const Thread& thread, const MemoryAccess& access
                               buffer.counters.name, offset, buffer.bytes,
                               ThreadText(thread.group->index, thread.index)));
   }
-  if (buffer.shadow == nullptr) return true;
+  if (buffer.shadow == nullptr) return;
   const CurrentAccess now = Current(thread, access, MemoryKind::kDevice);
   const Conflict conflict = buffer.shadow->Check(
       offset, access.bytes, now, {access.reads, access.writes, buffer.initialised}, order_);
-  if (conflict.what != Conflict::What::kNone) ReportConflict(now, access, conflict, place());
-  return true;
+  if (conflict.what != Conflict::What::kNone) {
+    ReportConflict(now, access, conflict, PlaceIn(buffer, access));
+  }
 }
 
 bool AccessChecker::CheckThreadgroup(const Thread& thread, const MemoryAccess& access) {
@@ -121,6 +145,8 @@ bool AccessChecker::CheckThreadgroup(const Thread& thread, const MemoryAccess& a
 }
 
 bool AccessChecker::CheckOther(const Thread& thread, const MemoryAccess& access) {
+  DeviceBuffer* const piece = memory_.addressed.Holding(access.address);
+  if (piece != nullptr) return CheckAddressed(thread, access, *piece);
   if (InProgram(access)) {
     if (!access.writes) return true;
     ReportWild(thread, access, "the kernels' own code and constants");

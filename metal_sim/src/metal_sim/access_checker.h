@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "metal_sim/addressed_memory.h"
 #include "metal_sim/device_memory.h"
 #include "metal_sim/finding_log.h"
 #include "metal_sim/shadow_cell.h"
@@ -28,6 +29,7 @@ struct MemoryAccess {
 struct CheckedMemory {
   DeviceMemory device;
   ThreadgroupMemory threadgroups;
+  AddressedMemory addressed;
   FiberStacks stacks;
   LastEpochs epochs;  ///< The last epochs of earlier launches.
 };
@@ -61,6 +63,9 @@ class AccessChecker {
 
  private:
   bool CheckDevice(const Thread& thread, const MemoryAccess& access);
+  bool CheckAddressed(const Thread& thread, const MemoryAccess& access, DeviceBuffer& piece);
+  /// An access that lies in the buffer.
+  void CheckInside(const Thread& thread, const MemoryAccess& access, DeviceBuffer& buffer);
   bool CheckNoDevice(const Thread& thread, const MemoryAccess& access);
   bool CheckThreadgroup(const Thread& thread, const MemoryAccess& access);
   bool CheckOther(const Thread& thread, const MemoryAccess& access);
@@ -72,6 +77,7 @@ class AccessChecker {
     size_t bytes;
     int64_t offset;
   };
+  static Place PlaceIn(const DeviceBuffer& buffer, const MemoryAccess& access);
   void ReportOutOfBounds(const Thread& thread, const MemoryAccess& access, const Place& place);
   void ReportConflict(const CurrentAccess& now, const MemoryAccess& access,
                       const Conflict& conflict, const Place& place);

@@ -16,21 +16,6 @@ constexpr size_t kMostBytes = size_t{1} << 44;
 
 }  // namespace
 
-void ByteSet::AddWords(size_t offset, size_t bytes) {
-  while (bytes > 0) {
-    const size_t length = std::min(bytes, kWord - offset % kWord);
-    words_[offset / kWord] |= (~uint64_t{0} >> (kWord - length)) << offset % kWord;
-    offset += length;
-    bytes -= length;
-  }
-}
-
-int64_t ByteSet::Count() const {
-  int64_t count = 0;
-  for (const uint64_t word : words_) count += word == 0 ? 0 : std::popcount(word);
-  return count;
-}
-
 BufferCounters DeviceBuffer::Counted() const {
   BufferCounters counted = counters;
   counted.unique_bytes_read = read.Count();
@@ -85,6 +70,7 @@ Status DeviceMemory::Place(const std::vector<BufferContent>& contents, bool chec
     BufferCounters counters;
     counters.name = content.name;
     DeviceBuffer buffer{.data = data,
+                        .origin = content.data,
                         .bytes = content.bytes,
                         .index = content.index,
                         .read_only = content.read_only,

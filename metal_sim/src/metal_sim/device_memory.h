@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "metal_sim/byte_set.h"
 #include "metal_sim/launch.h"
 #include "metal_sim/mapped_memory.h"
 #include "metal_sim/shadow_cell.h"
@@ -28,29 +29,9 @@ struct BufferContent {
   bool initialised = true;
 };
 
-/// Which of a buffer's bytes were accessed: one bit each.
-class ByteSet {
- public:
-  explicit ByteSet(size_t bytes) : words_((bytes + kWord - 1) / kWord) {}
-
-  void Add(size_t offset, size_t bytes) {
-    if (offset % kWord + bytes <= kWord) {
-      words_[offset / kWord] |= (~uint64_t{0} >> (kWord - bytes)) << offset % kWord;
-    } else {
-      AddWords(offset, bytes);
-    }
-  }
-  int64_t Count() const;
-
- private:
-  static constexpr size_t kWord = 64;
-  void AddWords(size_t offset, size_t bytes);
-
-  std::vector<uint64_t> words_;
-};
-
 struct DeviceBuffer {
   std::byte* data = nullptr;
+  const void* origin = nullptr;  ///< The caller's memory.
   size_t bytes = 0;
   int index = 0;
   bool read_only = false;

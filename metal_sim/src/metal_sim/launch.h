@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "metal_sim/byte_set.h"
 #include "metal_sim/shim/abi.h"
 #include "metal_sim/status.h"
 
@@ -27,6 +28,13 @@ struct BufferBinding {
   std::string name;         ///< For findings and counters; empty: the argument's name.
 };
 
+/// [begin, end); of ranges that overlap, one that is written makes their common bytes writable.
+struct AddressedRange {
+  const void* begin = nullptr;
+  const void* end = nullptr;
+  bool written = false;
+};
+
 /// One dispatch. The keys of the maps are the indices of [[buffer(i)]] and [[threadgroup(i)]].
 struct Launch {
   Size3 grid;
@@ -40,6 +48,9 @@ struct Launch {
   /// [begin, end) of memory that the kernel reads through addresses in its buffers (gpuAddress):
   /// read in place, never written, initialised. The ranges do not overlap.
   std::vector<std::pair<const void*, const void*>> reached_ranges;
+  /// Memory besides that the kernel reads or writes through addresses, initialised. Ranges may
+  /// overlap each other, and written ones no buffer.
+  std::vector<AddressedRange> addressed_ranges;
   /// [begin, end) of the kernels' library: its constants may be read, nothing else of it.
   std::vector<std::pair<const void*, const void*>> program_ranges;
 };
@@ -101,7 +112,9 @@ struct BufferCounters {
 struct Counters {
   std::vector<BufferCounters> buffers;  ///< By index.
   int64_t reached_bytes_read = 0;       ///< From Launch::reached_ranges, over all threads.
-  int64_t threadgroup_bytes = 0;        ///< Memory of one threadgroup: the largest.
+  int64_t addressed_bytes_read = 0;     ///< From Launch::addressed_ranges, over all threads.
+  int64_t addressed_bytes_written = 0;
+  int64_t threadgroup_bytes = 0;  ///< Memory of one threadgroup: the largest.
   int64_t threadgroup_bytes_read = 0;
   int64_t threadgroup_bytes_written = 0;
   int64_t threadgroup_barriers = 0;  ///< Once per threadgroup that passes one.
@@ -114,9 +127,19 @@ struct Counters {
   int64_t threadgroups = 0;
 };
 
+/// What a launch did with a piece of the caller's memory.
+struct ObservedAccess {
+  std::string name;
+  const void* data = nullptr;
+  size_t bytes = 0;
+  ByteSet read;
+  ByteSet written;
+};
+
 struct Report {
   std::vector<Finding> findings;  ///< In order of appearance, at most 1000.
   Counters counters;
+  std::vector<ObservedAccess> observed;  ///< Of buffers and addressed ranges, not of reached ones.
   bool clean() const { return findings.empty(); }
 };
 

@@ -47,6 +47,26 @@ bool Overlap(const BufferContent& a, const BufferContent& b) {
   return first < second + b.bytes && second < first + a.bytes;
 }
 
+/// Buffers are copied, so that what is written through an address would drift apart from them.
+Status CheckAddressedRanges(const std::vector<BufferContent>& contents, const Launch& launch) {
+  for (const AddressedRange& range : launch.addressed_ranges) {
+    const auto begin = reinterpret_cast<uintptr_t>(range.begin);
+    const auto end = reinterpret_cast<uintptr_t>(range.end);
+    if (end < begin) return Invalid("addressed range: it ends before it begins");
+    for (const BufferContent& content : contents) {
+      const auto first = reinterpret_cast<uintptr_t>(content.data);
+      const bool written = range.written || !content.read_only;
+      if (written && first < end && begin < first + content.bytes) {
+        return {Code::kUnsupported,
+                fmt::format("{} (buffer {}) overlaps memory that is reached through an address, "
+                            "and one is not read-only",
+                            content.name, content.index)};
+      }
+    }
+  }
+  return {};
+}
+
 /// The simulator copies each binding, so that two bindings of one memory would drift apart.
 Status CheckOverlaps(const std::vector<BufferContent>& contents) {
   for (size_t i = 0; i < contents.size(); ++i) {
@@ -121,6 +141,7 @@ Result<std::vector<BufferContent>> CollectBuffers(const Kernel& kernel, const La
                         binding.read_only, binding.initialised});
   }
   METAL_SIM_RETURN_IF_ERROR(CheckOverlaps(contents));
+  METAL_SIM_RETURN_IF_ERROR(CheckAddressedRanges(contents, launch));
   for (const auto& [index, bytes] : launch.values) {
     const std::string name = BufferName(kernel, index, "");
     if (launch.buffers.count(index) != 0) {

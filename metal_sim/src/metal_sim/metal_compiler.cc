@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <fstream>
@@ -60,6 +61,20 @@ Result<Clang> FindClang(const std::string& named) {
                             kOldestClang, fmt::join(names, ", ")));
 }
 
+/// Blanks the pragmas that unroll loops: they keep arrays in a GPU's registers, but here only make
+/// more code to instrument; and macros of their arguments are left in a text without macros.
+std::string WithoutUnrolling(std::string text) {
+  constexpr std::string_view kPragma = "#pragma ";
+  for (size_t at = text.find(kPragma); at != text.npos; at = text.find(kPragma, at + 1)) {
+    const size_t end = std::min(text.find('\n', at), text.size());
+    const std::string_view line = std::string_view(text).substr(at, end - at);
+    const bool first = at == 0 || text[at - 1] == '\n' || text[at - 1] == ' ';
+    if (!first || line.find("unroll") == line.npos) continue;
+    text.replace(at, line.size(), line.size(), ' ');
+  }
+  return text;
+}
+
 Status WriteText(const fs::path& path, std::string_view text) {
   std::error_code error;
   fs::create_directories(path.parent_path(), error);
@@ -114,7 +129,12 @@ Result<std::string> MetalCompiler::Preprocess(const fs::path& source,
   for (const std::string& define : options.defines) arguments.push_back("-D" + define);
   arguments.push_back(source.string());
   METAL_SIM_ASSIGN_OR_RETURN(ChildOutput output, Run(std::move(arguments)));
-  if (output.exit_code == 0) return std::move(output.out);
+  if (output.exit_code == 0) {
+    // Slots are those of the loops that a GPU runs.
+    if (options.count_slots) return std::move(output.out);
+    // Slots count the loops that a GPU runs.
+    return options.count_slots ? std::move(output.out) : WithoutUnrolling(std::move(output.out));
+  }
   return Status(Code::kInvalidArgument, FirstError(output.error));
 }
 

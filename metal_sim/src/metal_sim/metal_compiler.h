@@ -18,6 +18,8 @@ struct CompileOptions {
   std::vector<std::string> include_folders;  ///< After the source's own folder.
   int msl_version = 310;                     ///< 310: MSL 3.1.
   bool fast_math = false;
+  /// The kernels that are wanted; empty: all. Files of hundreds of kernels take minutes.
+  std::vector<std::string> kernels = {};
   /// Counts the instruction slots of launches (slot_count.h) instead of checking accesses.
   bool count_slots = false;
   /// The compiler, a clang++ of version 19 or newer. Empty: METAL_SIM_CLANG of the environment,
@@ -44,7 +46,8 @@ class MetalCompiler {
                                       std::string_view text) const;
   /// Runs the compiler. Errors: kIo (it cannot be started).
   Result<ChildOutput> Run(std::vector<std::string> arguments) const;
-  /// The source with macros and #include lines expanded, without Metal's own headers. Errors: kIo
+  /// The source with macros and #include lines expanded, without Metal's own headers and without
+  /// pragmas that unroll loops. Errors: kIo
   /// (no such file), kInvalidArgument with the first message of the compiler.
   Result<std::string> Preprocess(const std::filesystem::path& source,
                                  const CompileOptions& options) const;

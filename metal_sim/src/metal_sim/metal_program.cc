@@ -63,16 +63,6 @@ CacheKey KeyOf(const MetalCompiler& compiler, const std::vector<std::string>& ar
   return key;
 }
 
-/// Blanks the pragmas that unroll loops: they keep arrays in a GPU's registers, but here only make
-/// more code to instrument.
-std::string WithoutUnrolling(std::string text) {
-  constexpr std::string_view kPragma = "#pragma clang loop unroll";
-  for (size_t at = text.find(kPragma); at != text.npos; at = text.find(kPragma, at)) {
-    for (; at < text.size() && text[at] != '\n'; ++at) text[at] = ' ';
-  }
-  return text;
-}
-
 /// "file.metal:12" of a line that addr2line prints: "/a/b/file.metal:12 (discriminator 2)"; empty
 /// for the shim's own files, the rewriter's table, and unknown places.
 std::string PlaceOf(std::string_view line) {
@@ -88,22 +78,32 @@ Result<std::unique_ptr<MetalProgram>> MetalProgram::Compile(const fs::path& sour
                                                             const CompileOptions& options) {
   METAL_SIM_ASSIGN_OR_RETURN(MetalCompiler compiler, MetalCompiler::Make(options.clang));
   METAL_SIM_ASSIGN_OR_RETURN(std::string preprocessed, compiler.Preprocess(source, options));
-  // Slots count the loops that a GPU runs.
-  if (!options.count_slots) preprocessed = WithoutUnrolling(std::move(preprocessed));
-  METAL_SIM_ASSIGN_OR_RETURN(const RewrittenSource rewritten,
-                             RewriteMetal(std::move(preprocessed)));
+  METAL_SIM_ASSIGN_OR_RETURN(
+      const RewrittenSource rewritten,
+      RewriteMetal(std::move(preprocessed), RewritePurpose::kRun, options.kernels));
   std::unique_ptr<MetalProgram> program(new MetalProgram(std::move(compiler)));
   const std::vector<std::string> arguments = CompilerArguments(options);
   const ProgramCache cache = ProgramCache::OfEnvironment();
   const CacheKey key = KeyOf(program->compiler_, arguments, rewritten.text);
-  if (!cache.Get(key, program->library_)) {
-    METAL_SIM_RETURN_IF_ERROR(options.count_slots
-                                  ? program->BuildCounting(arguments, rewritten.text)
-                                  : program->Build(arguments, rewritten.text));
-    cache.Put(key, program->library_);
+  if (cache.Get(key, program->library_)) {
+    if (program->Load().ok()) return program;
+    cache.Remove(key);
   }
+  METAL_SIM_RETURN_IF_ERROR(options.count_slots
+                                ? program->BuildCounting(arguments, rewritten.text)
+                                : program->Build(arguments, rewritten.text));
+  cache.Put(key, program->library_);
   METAL_SIM_RETURN_IF_ERROR(program->Load());
   return program;
+}
+
+Result<std::vector<KernelEntry>> MetalProgram::List(const fs::path& source,
+                                                    const CompileOptions& options) {
+  METAL_SIM_ASSIGN_OR_RETURN(const MetalCompiler compiler, MetalCompiler::Make(options.clang));
+  METAL_SIM_ASSIGN_OR_RETURN(const std::string preprocessed,
+                             compiler.Preprocess(source, options));
+  METAL_SIM_ASSIGN_OR_RETURN(RewrittenSource rewritten, RewriteMetal(preprocessed));
+  return std::move(rewritten.kernels);
 }
 
 Status MetalProgram::Build(std::vector<std::string> arguments, const std::string& text) const {
@@ -187,8 +187,7 @@ Result<const Kernel*> MetalProgram::Find(const std::string& name) const {
     if (name == module_->kernels[i].name) return &module_->kernels[i];
     names.emplace_back(module_->kernels[i].name);
   }
-  return Status(Code::kInvalidArgument,
-                fmt::format("kernel: no '{}'; there are: {}", name, fmt::join(names, ", ")));
+  return Status(Code::kInvalidArgument, NoKernelText(name, names));
 }
 
 Status MetalProgram::SetConstants(const ConstantValues& values) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "metal_sim/metal_compiler.h"
+#include "metal_sim/msl_rewriter.h"
 #include "metal_sim/shim/abi.h"
 #include "metal_sim/slot_count.h"
 #include "metal_sim/status.h"
@@ -22,12 +23,15 @@ using ConstantValues = std::map<int, std::vector<uint8_t>>;
 
 class MetalProgram {
  public:
-  /// Compiles the kernels of a file, which takes seconds, or finds them in the folder that
-  /// METAL_SIM_CACHE names (program_cache.h). Errors: kIo (no such file), kUnsupported
-  /// (no clang that is new enough), kInvalidArgument with the
-  /// first message of the compiler, "file.metal:12:3: ...".
+  /// Compiles the kernels of a file, which takes seconds, or finds them where an earlier process
+  /// left them (program_cache.h). Errors: kIo (no such file), kUnsupported (no clang that is new
+  /// enough), kInvalidArgument with the first message of the compiler, "file.metal:12:3: ...".
   static Result<std::unique_ptr<MetalProgram>> Compile(const std::filesystem::path& source,
                                                        const CompileOptions& options);
+  /// The kernels of a file, which is not compiled. Errors: as Compile, but for what only the
+  /// compiler notices.
+  static Result<std::vector<KernelEntry>> List(const std::filesystem::path& source,
+                                               const CompileOptions& options);
   ~MetalProgram();
   MetalProgram(const MetalProgram&) = delete;
   MetalProgram& operator=(const MetalProgram&) = delete;

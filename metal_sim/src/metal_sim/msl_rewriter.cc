@@ -1,8 +1,10 @@
 // The steps of the rewriting in order, and the table that the simulator finds kernels by.
 #include "metal_sim/msl_rewriter.h"
 
-#include <fmt/core.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <iterator>
 #include <utility>
@@ -147,9 +149,27 @@ std::string UsesText(const std::vector<KernelEntry>& kernels) {
   return text + "}  // namespace metal_sim_program\n";
 }
 
+/// Leaves the kernels that `names` lists. Errors: kInvalidArgument, naming those that there are.
+Status Select(const std::vector<std::string>& names, std::vector<KernelEntry>* kernels) {
+  std::vector<KernelEntry> selected;
+  for (const std::string& name : names) {
+    const auto found = std::find_if(kernels->begin(), kernels->end(),
+                                    [&](const KernelEntry& kernel) { return kernel.name == name; });
+    if (found == kernels->end()) {
+      std::vector<std::string> known;
+      for (const KernelEntry& kernel : *kernels) known.push_back(kernel.name);
+      return Status(Code::kInvalidArgument, NoKernelText(name, known));
+    }
+    selected.push_back(*found);
+  }
+  if (!names.empty()) *kernels = std::move(selected);
+  return Status();
+}
+
 }  // namespace
 
-Result<RewrittenSource> RewriteMetal(std::string_view preprocessed, RewritePurpose purpose) {
+Result<RewrittenSource> RewriteMetal(std::string_view preprocessed, RewritePurpose purpose,
+                                     const std::vector<std::string>& kernels) {
   const bool runs = purpose == RewritePurpose::kRun;
   METAL_SIM_ASSIGN_OR_RETURN(const std::string text, runs ? MergeOverloads(preprocessed)
                                                           : Result(std::string(preprocessed)));
@@ -167,8 +187,13 @@ Result<RewrittenSource> RewriteMetal(std::string_view preprocessed, RewritePurpo
   // The line that opens the namespace is in front of the source's first.
   result.text = "namespace metal_sim_program {\n#line 1\n";
   result.text += source.Print();
+  METAL_SIM_RETURN_IF_ERROR(Select(kernels, &result.kernels));
   result.text += runs ? ModuleText(result.kernels, result.constants) : UsesText(result.kernels);
   return result;
+}
+
+std::string NoKernelText(const std::string& name, const std::vector<std::string>& known) {
+  return fmt::format("kernel: no '{}'; there are: {}", name, fmt::join(known, ", "));
 }
 
 }  // namespace metal_sim

@@ -63,8 +63,13 @@ struct RewrittenSource {
 ///    `using namespace metal` brings stand next to the source's own, as in Metal.
 /// Address spaces (device, constant, thread, threadgroup) and `kernel` stay: the shim defines them.
 /// Errors: kInvalidArgument, "file.metal:12: ...", for code that breaks Metal's rules for kernels
-/// and for code that the simulator cannot run.
+/// and for code that the simulator cannot run, and for one of `kernels` that there is not. Of these
+/// alone, by their names, unless there are none: the others are not compiled.
 Result<RewrittenSource> RewriteMetal(std::string_view preprocessed,
-                                     RewritePurpose purpose = RewritePurpose::kRun);
+                                     RewritePurpose purpose = RewritePurpose::kRun,
+                                     const std::vector<std::string>& kernels = {});
+
+/// The message for a name that no kernel has.
+std::string NoKernelText(const std::string& name, const std::vector<std::string>& known);
 
 }  // namespace metal_sim

@@ -2,10 +2,15 @@
 
 #include <fmt/format.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <optional>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -16,6 +21,46 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kExtension = ".so";
+/// Files that are being written are younger.
+constexpr std::chrono::hours kOldestPart(1);
+
+/// The end of a whole file. Loaders of libraries do not look there.
+std::string EndOf(std::string_view library) {
+  return fmt::format("metal-sim {:016x}", library.size());
+}
+const size_t kEndBytes = EndOf("").size();
+
+std::optional<std::string> ReadFile(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return std::nullopt;
+  return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
+bool WriteFile(const fs::path& path, std::string_view text) {
+  std::ofstream file(path, std::ios::binary);
+  file.write(text.data(), static_cast<std::streamsize>(text.size()));
+  file.close();
+  return static_cast<bool>(file);
+}
+
+/// Makes the folder if it is missing. Whether nobody else can write to it: libraries of it are run.
+bool IsPrivate(const fs::path& folder) {
+  mkdir(folder.c_str(), S_IRWXU);
+  struct stat found = {};
+  return lstat(folder.c_str(), &found) == 0 && S_ISDIR(found.st_mode) &&
+         found.st_uid == geteuid() && (found.st_mode & (S_IWGRP | S_IWOTH)) == 0;
+}
+
+/// A folder that is made where the environment names none.
+fs::path DefaultFolder() {
+  std::error_code error;
+  const char* const caches = std::getenv("XDG_CACHE_HOME");
+  if (caches != nullptr && fs::path(caches).is_absolute()) {
+    fs::create_directories(caches, error);
+    return fs::path(caches) / "metal-sim";
+  }
+  return fs::temp_directory_path(error) / fmt::format("metal-sim-cache-{}", geteuid());
+}
 
 /// The file name in a line marker, `# 12 "folder/file.metal" 2`, without its folder.
 std::string WithoutFolder(std::string_view marker) {
@@ -61,7 +106,9 @@ std::string WithoutFolders(std::string_view preprocessed) {
 
 ProgramCache ProgramCache::OfEnvironment() {
   const char* const named = std::getenv("METAL_SIM_CACHE");
-  return ProgramCache(named == nullptr ? "" : named);
+  if (named != nullptr) return ProgramCache(named);
+  const fs::path folder = DefaultFolder();
+  return ProgramCache(IsPrivate(folder) ? folder : fs::path());
 }
 
 fs::path ProgramCache::PathOf(const CacheKey& key) const {
@@ -70,16 +117,20 @@ fs::path ProgramCache::PathOf(const CacheKey& key) const {
 
 bool ProgramCache::Get(const CacheKey& key, const fs::path& to) const {
   if (folder_.empty()) return false;
-  std::error_code error;
   const fs::path from = PathOf(key);
-  if (!fs::copy_file(from, to, fs::copy_options::overwrite_existing, error)) return false;
+  const std::optional<std::string> file = ReadFile(from);
+  if (!file || file->size() < kEndBytes) return false;
+  const std::string_view library = std::string_view(*file).substr(0, file->size() - kEndBytes);
+  if (!file->ends_with(EndOf(library)) || !WriteFile(to, library)) return false;
   // A library in use is not old.
+  std::error_code error;
   fs::last_write_time(from, fs::file_time_type::clock::now(), error);
   return true;
 }
 
 void ProgramCache::Put(const CacheKey& key, const fs::path& from) const {
   if (folder_.empty()) return;
+  const std::optional<std::string> library = ReadFile(from);
   std::error_code error;
   fs::create_directories(folder_, error);
   // A reader finds the whole file or none.
@@ -87,25 +138,44 @@ void ProgramCache::Put(const CacheKey& key, const fs::path& from) const {
   const int file = mkstemp(part.data());
   if (file < 0) return;
   close(file);
-  fs::copy_file(from, part, fs::copy_options::overwrite_existing, error);
-  if (!error) fs::rename(part, PathOf(key), error);
-  std::error_code ignored;
-  if (error) fs::remove(part, ignored);
+  bool written = library && WriteFile(part, *library + EndOf(*library));
+  if (written) {
+    fs::rename(part, PathOf(key), error);
+    written = !error;
+  }
+  if (!written) fs::remove(part, error);
   RemoveOldest();
 }
 
+void ProgramCache::Remove(const CacheKey& key) const {
+  std::error_code ignored;
+  if (!folder_.empty()) fs::remove(PathOf(key), ignored);
+}
+
 void ProgramCache::RemoveOldest() const {
+  struct Library {
+    fs::file_time_type time;
+    fs::path path;
+    uintmax_t bytes;
+  };
   std::error_code error;
-  std::vector<std::pair<fs::file_time_type, fs::path>> libraries;
+  std::vector<Library> libraries;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder_, error)) {
-    if (entry.path().extension() != kExtension) continue;
     const fs::file_time_type time = entry.last_write_time(error);
-    if (!error) libraries.emplace_back(time, entry.path());
+    if (error) continue;  // Another process removed it.
+    if (entry.path().extension() == kExtension) {
+      const uintmax_t bytes = entry.file_size(error);
+      if (!error) libraries.push_back({time, entry.path(), bytes});
+    } else if (fs::file_time_type::clock::now() - time > kOldestPart) {
+      fs::remove(entry.path(), error);  // Its writer ended before its end.
+    }
   }
-  if (libraries.size() <= kMostLibraries) return;
-  std::sort(libraries.begin(), libraries.end());
-  for (size_t i = 0; i < libraries.size() - kMostLibraries; ++i) {
-    fs::remove(libraries[i].second, error);
+  std::sort(libraries.begin(), libraries.end(),
+            [](const Library& a, const Library& b) { return a.time > b.time; });
+  uintmax_t kept = 0;
+  for (size_t i = 0; i < libraries.size(); ++i) {
+    kept += libraries[i].bytes;
+    if (i >= kMostLibraries || kept > kMostBytes) fs::remove(libraries[i].path, error);
   }
 }
 

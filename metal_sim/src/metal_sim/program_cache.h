@@ -36,16 +36,20 @@ class ProgramCache {
  public:
   /// The oldest libraries beyond these are removed.
   static constexpr size_t kMostLibraries = 400;
+  static constexpr uintmax_t kMostBytes = uintmax_t{1} << 30;
 
-  /// The folder that METAL_SIM_CACHE of the environment names; without it, none.
+  /// The folder that METAL_SIM_CACHE of the environment names; none where it is empty. Without it,
+  /// a folder of this user alone below XDG_CACHE_HOME, else below the one for temporary files.
   static ProgramCache OfEnvironment();
   explicit ProgramCache(std::filesystem::path folder) : folder_(std::move(folder)) {}
 
   /// Copies a library to a path: a library that is loaded twice from one file is loaded once.
-  /// False where there is none, and nothing is written.
+  /// False where there is none, or only a part of one, and nothing is written.
   bool Get(const CacheKey& key, const std::filesystem::path& to) const;
   /// Copies a library into the cache. An error leaves the cache as it was: it is compiled again.
   void Put(const CacheKey& key, const std::filesystem::path& from) const;
+  /// Forgets a library that turned out to be none.
+  void Remove(const CacheKey& key) const;
 
  private:
   std::filesystem::path PathOf(const CacheKey& key) const;

@@ -74,6 +74,7 @@ Status Simulation::PlaceMemory(const std::vector<BufferContent>& contents) {
   const size_t place_count = std::min(resident, grid_.threadgroup_count);
   const size_t thread_count = place_count * grid_.threads_per_threadgroup_count;
   METAL_SIM_RETURN_IF_ERROR(memory_->device.Place(contents, options_.check));
+  METAL_SIM_RETURN_IF_ERROR(memory_->addressed.Place(launch_.addressed_ranges, options_.check));
   METAL_SIM_RETURN_IF_ERROR(memory_->threadgroups.Place(place_count));
   METAL_SIM_RETURN_IF_ERROR(memory_->stacks.Place(thread_count + 1));
   collective_stack_ = memory_->stacks.Bottom(thread_count);
@@ -149,13 +150,20 @@ void Simulation::Run() {
 }
 
 Report Simulation::Finish() {
+  std::vector<ObservedAccess> observed;
+  const auto observe = [&](const DeviceBuffer& buffer) {
+    observed.push_back(
+        {buffer.counters.name, buffer.origin, buffer.bytes, buffer.read, buffer.written});
+  };
   for (const DeviceBuffer& buffer : memory_->device.buffers()) {
     counters_.buffers.push_back(buffer.Counted());
     const auto binding = launch_.buffers.find(buffer.index);
-    if (buffer.read_only || buffer.bytes == 0 || binding == launch_.buffers.end()) continue;
-    std::memcpy(binding->second.data, buffer.data, buffer.bytes);
+    if (buffer.bytes == 0 || binding == launch_.buffers.end()) continue;
+    observe(buffer);
+    if (!buffer.read_only) std::memcpy(binding->second.data, buffer.data, buffer.bytes);
   }
-  return {log_.Take(), std::move(counters_)};
+  for (const DeviceBuffer& piece : memory_->addressed.pieces()) observe(piece);
+  return {log_.Take(), std::move(counters_), std::move(observed)};
 }
 
 // --- scheduling

@@ -9,25 +9,12 @@
 #include <stdexcept>
 #include <string>
 
+#include "mlx/types.h"
+
 namespace marlin::python {
 namespace {
 
 namespace mx = mlx::core;
-
-bool IsFloat(mx::Dtype type) {
-  return type == mx::float32 || type == mx::float16 || type == mx::bfloat16;
-}
-
-DType TypeOf(mx::Dtype type) {
-  if (type == mx::bfloat16) return DType::kBf16;
-  return type == mx::float16 ? DType::kF16 : DType::kF32;
-}
-
-std::string ShapeText(const mx::Shape& shape) {
-  std::string text;
-  for (const auto dim : shape) text += (text.empty() ? "" : ", ") + std::to_string(dim);
-  return "[" + text + "]";
-}
 
 mx::Shape ShapeOfOutput(const mx::array& x, int64_t n) {
   mx::Shape shape = x.shape();
@@ -37,13 +24,7 @@ mx::Shape ShapeOfOutput(const mx::array& x, int64_t n) {
 
 void Check(const MlxWeights& weights, const mx::array& x, const std::optional<mx::array>& bias,
            const MlxOptions& options) {
-  if (!IsFloat(x.dtype())) {
-    throw std::invalid_argument("x: expected float32, float16 or bfloat16");
-  }
-  if (x.ndim() < 1 || x.shape(-1) != weights.k) {
-    throw std::invalid_argument("x: expected [..., " + std::to_string(weights.k) + "], got " +
-                                ShapeText(x.shape()));
-  }
+  CheckRows(x, weights.k);
   if (options.expert < 0 || options.expert >= weights.experts) {
     throw std::invalid_argument("expert: expected 0 to " + std::to_string(weights.experts - 1) +
                                 ", got " + std::to_string(options.expert));
@@ -110,7 +91,11 @@ mx::array Multiply(const std::shared_ptr<const MlxWeights>& weights, const mx::a
   // No copy of arrays that are already contiguous.
   std::vector<mx::array> inputs = {mx::contiguous(x, false, stream)};
   for (const mx::array& part : weights->parts) {
-    const auto row = static_cast<mx::ShapeElem>(part.shape(0) > 1 ? options.expert : 0);
+    if (part.shape(0) == 1) {
+      inputs.push_back(part);
+      continue;
+    }
+    const auto row = static_cast<mx::ShapeElem>(options.expert);
     inputs.push_back(mx::slice(part, {row, 0}, {row + 1, part.shape(1)}, stream));
   }
   if (bias) inputs.push_back(mx::contiguous(*bias, false, stream));

@@ -16,6 +16,11 @@
 
 namespace marlin::python {
 
+/// The planned launches of some weights on a GPU, by call.
+struct GpuPlans;
+/// Null in a build without Metal.
+std::shared_ptr<GpuPlans> MakeGpuPlans();
+
 /// Weights prepared for one device.
 struct MlxWeights {
   int64_t k = 0;
@@ -24,6 +29,7 @@ struct MlxWeights {
   std::shared_ptr<const CpuProduct> cpu;  ///< Null: Metal.
   std::shared_ptr<const MetalProduct> metal;
   metal::DeviceShape shape;
+  std::shared_ptr<GpuPlans> plans;
   /// Metal: codes, scales, extras, table, uint8 [experts, bytes] each; parts that the format lacks
   /// repeat the codes.
   std::vector<mlx::core::array> parts;

@@ -4,9 +4,14 @@
 #include <mlx/allocator.h>
 #include <mlx/backend/metal/device.h>
 
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <tuple>
+#include <utility>
 
+#include "mlx/launches_gpu.h"
+#include "mlx/plan_cache.h"
 #include "mlx/product.h"
 
 namespace marlin::python {
@@ -19,24 +24,52 @@ constexpr int kRows = 0;
 constexpr int kParts = 1;  ///< Codes, scales, extras, table, in the order of their buffers.
 static_assert(MARLIN_BUFFER_CODES == 0 && MARLIN_BUFFER_TABLE == 3);
 
-/// MLX's pipeline of a launch: one library per file, one specialization per set of constants.
-MTL::ComputePipelineState* PipelineOf(mx::metal::Device& device, const MetalProduct& product,
-                                      const metal::KernelLaunch& launch) {
-  const std::string file(launch.source);
-  MTL::Library* const library =
-      device.get_library("metal_marlin/" + file, [&] { return product.Text(file); });
-  std::string hash = launch.function;
-  mx::metal::MTLFCList constants;
-  for (size_t i = 0; i < launch.constants.size(); ++i) {
-    hash += "_" + std::to_string(launch.constants[i]);
-    constants.emplace_back(&launch.constants[i], MTL::DataTypeInt, i);
+/// ProductCall without addresses: m, type, whether there is a bias, its type, expert, kernel.
+using Key = std::tuple<int64_t, DType, bool, DType, int64_t, std::string>;
+
+struct Plan {
+  std::vector<PlannedLaunch> launches;
+  int64_t partial_bytes = 0;  ///< Split-K's: the only memory besides inputs and output.
+};
+
+bool IsPartial(const metal::KernelLaunch& launch) {
+  return launch.constants[MARLIN_CONSTANT_PARTIAL] != 0;
+}
+
+}  // namespace
+
+struct GpuPlans {
+  PlanCache<Key, Plan> plans;
+};
+
+namespace {
+
+Plan MakePlan(const MlxWeights& weights, const ProductCall& call) {
+  std::vector<metal::KernelLaunch> launches;
+  const std::string error = weights.metal->Plan(call, weights.shape, &launches);
+  if (!error.empty()) throw std::runtime_error("metal_marlin: " + error);
+  Plan plan;
+  for (const metal::KernelLaunch& launch : launches) {
+    for (const metal::KernelBuffer& buffer : launch.buffers) {
+      const bool partial = IsPartial(launch) && buffer.index == MARLIN_BUFFER_OUTPUT;
+      if (partial) plan.partial_bytes = buffer.bytes;
+    }
   }
-  return device.get_kernel(launch.function, library, hash, constants);
+  const auto text = [&](const std::string& file) { return weights.metal->Text(file); };
+  plan.launches = WithPipelines(mx::metal::device(mx::Device::gpu), std::move(launches), text);
+  return plan;
+}
+
+std::shared_ptr<const Plan> PlanOf(const MlxWeights& weights, const ProductCall& call) {
+  const Key key(call.m, call.type, call.bias != nullptr, call.bias_type, call.expert, call.kernel);
+  return weights.plans->plans.Get(key, [&] { return MakePlan(weights, call); });
 }
 
 }  // namespace
 
 const bool kHasMetal = true;
+
+std::shared_ptr<GpuPlans> MakeGpuPlans() { return std::make_shared<GpuPlans>(); }
 
 void Product::eval_gpu(const std::vector<mx::array>& inputs, mx::array& out) {
   if (weights_->metal == nullptr) {
@@ -46,46 +79,35 @@ void Product::eval_gpu(const std::vector<mx::array>& inputs, mx::array& out) {
   if (out.size() == 0) return;
   ProductCall call = Describe(inputs);
   if (has_bias_) call.bias = &call;  // Only marks that there is one; MLX has the address.
-  std::vector<metal::KernelLaunch> launches;
-  const std::string error = weights_->metal->Plan(call, weights_->shape, &launches);
-  if (!error.empty()) throw std::runtime_error(error);
+  const std::shared_ptr<const Plan> plan = PlanOf(*weights_, call);
 
-  mx::metal::Device& device = mx::metal::device(stream().device);
   mx::metal::CommandEncoder& encoder = mx::metal::get_command_encoder(stream());
-  // Split-K partials are the only memory besides inputs and output.
   std::optional<mx::array> partials;
-  const auto bind = [&](const metal::KernelBuffer& buffer, bool partial) {
-    switch (buffer.index) {
-      case MARLIN_BUFFER_OUTPUT:
-        return encoder.set_output_array(partial ? *partials : out, buffer.index);
-      case MARLIN_BUFFER_PARTIALS:
-        return encoder.set_input_array(*partials, buffer.index);
-      case MARLIN_BUFFER_INPUT:
-        return encoder.set_input_array(inputs[kRows], buffer.index);
-      case MARLIN_BUFFER_BIAS:
-        return encoder.set_input_array(has_bias_ ? inputs.back() : inputs[kParts], buffer.index);
-      case MARLIN_BUFFER_ROW_WEIGHT:
-        return encoder.set_input_array(inputs[kParts], buffer.index);
-      default:
-        return encoder.set_input_array(inputs[static_cast<size_t>(kParts + buffer.index)],
-                                       buffer.index);
-    }
-  };
-  for (const metal::KernelLaunch& launch : launches) {
-    const bool partial = launch.constants[MARLIN_CONSTANT_PARTIAL] != 0;
-    for (const metal::KernelBuffer& buffer : launch.buffers) {
-      if (!partial || partials || buffer.index != MARLIN_BUFFER_OUTPUT) continue;
-      const auto count = static_cast<mx::ShapeElem>(buffer.bytes / int64_t{sizeof(float)});
-      partials.emplace(mx::Shape{count}, mx::float32, nullptr, std::vector<mx::array>{});
-      partials->set_data(mx::allocator::malloc(partials->nbytes()));
-      encoder.add_temporary(*partials);
-    }
-    encoder.set_compute_pipeline_state(PipelineOf(device, *weights_->metal, launch));
-    for (const metal::KernelBuffer& buffer : launch.buffers) bind(buffer, partial);
-    encoder.set_bytes(launch.parameters, MARLIN_BUFFER_PARAMETERS);
-    const auto& groups = launch.threadgroups;
-    encoder.dispatch_threadgroups(MTL::Size(groups[0], groups[1], groups[2]),
-                                  MTL::Size(launch.threads, 1, 1));
+  if (plan->partial_bytes > 0) {
+    const auto count = static_cast<mx::ShapeElem>(plan->partial_bytes / int64_t{sizeof(float)});
+    partials.emplace(mx::Shape{count}, mx::float32, nullptr, std::vector<mx::array>{});
+    partials->set_data(mx::allocator::malloc(partials->nbytes()));
+    encoder.add_temporary(*partials);
+  }
+  for (const PlannedLaunch& planned : plan->launches) {
+    Encode(encoder, planned, [&](const metal::KernelBuffer& buffer) {
+      switch (buffer.index) {
+        case MARLIN_BUFFER_OUTPUT:
+          return encoder.set_output_array(IsPartial(planned.launch) ? *partials : out,
+                                          buffer.index);
+        case MARLIN_BUFFER_PARTIALS:
+          return encoder.set_input_array(*partials, buffer.index);
+        case MARLIN_BUFFER_INPUT:
+          return encoder.set_input_array(inputs[kRows], buffer.index);
+        case MARLIN_BUFFER_BIAS:
+          return encoder.set_input_array(has_bias_ ? inputs.back() : inputs[kParts], buffer.index);
+        case MARLIN_BUFFER_ROW_WEIGHT:
+          return encoder.set_input_array(inputs[kParts], buffer.index);
+        default:
+          return encoder.set_input_array(inputs[static_cast<size_t>(kParts + buffer.index)],
+                                         buffer.index);
+      }
+    });
   }
 }
 

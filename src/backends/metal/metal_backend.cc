@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,14 +17,17 @@
 #include "backends/metal/plan/kernel_check.h"
 #include "backends/metal/plan/kernel_table.h"
 #include "backends/metal/plan/launch_plan.h"
+#include "backends/metal/rows/element_launches.h"
+#include "backends/metal/rows/transform_launches.h"
 #include "backends/metal/runtime/driver.h"
+#include "backends/metal/runtime/recording_driver.h"
 #include "backends/metal/runtime/simulated_driver.h"
 #include "base/environment.h"
 #include "base/macros.h"
 #include "base/thread_pool.h"
+#include "plan/gemm/host_staging.h"
 #include "plan/gemm/select.h"
-#include "plan/step/decoder_calls.h"
-#include "plan/step/indices.h"
+#include "plan/gemm/transform_columns.h"
 
 namespace marlin::metal {
 namespace {
@@ -104,7 +108,10 @@ class MetalGemm final : public PlannedGemm {
 class MetalBackend final : public Backend {
  public:
   explicit MetalBackend(std::unique_ptr<Driver> driver)
-      : driver_(std::move(driver)), experts_(*driver_), decoder_(*driver_), pool_(0) {}
+      : driver_(std::make_shared<RecordingDriver>(std::move(driver))),
+        experts_(*driver_),
+        decoder_(*driver_),
+        pool_(0) {}
 
   DeviceInfo Info() const override {
     const DriverInfo driver = driver_->Info();
@@ -175,23 +182,17 @@ class MetalBackend final : public Backend {
   const DecoderBackend* decoder() const override { return &decoder_; }
   bool shares_memory() const override { return true; }
 
-  Status LookUpRows(const LookUpWeightRowsCall& call, void* stream) const override {
-    // Safe to read without waiting: no GPU kernel writes ids, so the host has written them already.
-    MARLIN_RETURN_IF_ERROR(CheckIndices("ids", call.ids, call.table.spec.n));
-    const auto& strips = static_cast<const PreparedStrips&>(call.table);
-    if (call.ids.dtype() == DType::kI32) {
-      const KernelLaunch launch = LookUpLaunch(strips, call.ids, call.out);
-      return driver_->Run({&launch, 1}, stream);
-    }
-    // The kernel reads i32; Synchronize below keeps the copy alive until the kernel completes.
-    std::vector<int32_t> ids(static_cast<size_t>(call.ids.dim(0)));
-    for (size_t i = 0; i < ids.size(); ++i) {
-      ids[i] = static_cast<int32_t>(IndexAt(call.ids, static_cast<int64_t>(i)));
-    }
-    const TensorView narrow(ids.data(), DType::kI32, call.ids.shape());
-    const KernelLaunch launch = LookUpLaunch(strips, narrow, call.out);
-    MARLIN_RETURN_IF_ERROR(driver_->Run({&launch, 1}, stream));
-    return driver_->Synchronize(stream);
+  Status AddRows(const AddRowsCall& call, void* stream) const override {
+    if (call.tokens == 0 || call.width == 0) return Status();
+    const KernelLaunch launch = AddRowsLaunch(call);
+    return driver_->Run({&launch, 1}, stream);
+  }
+
+  Status TransformColumns(const TransformColumnsCall& call, void* stream) const override {
+    if (!TakesTransform(call)) return Backend::TransformColumns(call, stream);
+    if (call.from.ElementCount() == 0) return Status();
+    const KernelLaunch launch = TransformLaunch(call);
+    return driver_->Run({&launch, 1}, stream);
   }
 
   Result<void*> Allocate(int64_t bytes) const override { return driver_->Allocate(bytes); }
@@ -202,25 +203,30 @@ class MetalBackend final : public Backend {
   Status CopyToHost(void* host, const void* device, int64_t bytes) const override {
     return CopyToHostAsync(host, device, bytes, nullptr);
   }
-  /// Memory is shared, so the host copies as soon as the work before is done.
+  /// Memory is shared, so the host copies as soon as no work on the stream uses the memory.
   Status CopyToDeviceAsync(void* device, const void* host, int64_t bytes,
                            void* stream) const override {
-    MARLIN_RETURN_IF_ERROR(driver_->Synchronize(stream));
+    MARLIN_RETURN_IF_ERROR(driver_->WaitFor({device, bytes}, stream));
     std::memcpy(device, host, static_cast<size_t>(bytes));
     return Status();
   }
   Status CopyToHostAsync(void* host, const void* device, int64_t bytes,
                          void* stream) const override {
-    MARLIN_RETURN_IF_ERROR(driver_->Synchronize(stream));
+    MARLIN_RETURN_IF_ERROR(driver_->WaitFor({device, bytes}, stream));
     std::memcpy(host, device, static_cast<size_t>(bytes));
     return Status();
   }
   Status Synchronize(void* stream) const override { return driver_->Synchronize(stream); }
   bool calls_block() const override { return driver_->calls_block(); }
+  bool records() const override { return true; }
+  Result<std::unique_ptr<RecordedWork>> Record(
+      const std::function<Status(void* stream)>& enqueue) const override {
+    return driver_->Record(enqueue);
+  }
   Driver& driver() const { return *driver_; }
 
  private:
-  std::shared_ptr<Driver> driver_;
+  std::shared_ptr<RecordingDriver> driver_;
   ExpertPlanner experts_;
   MetalDecoder decoder_;
   mutable ThreadPool pool_;
@@ -233,13 +239,21 @@ Result<std::unique_ptr<Backend>> OpenMetal(std::string_view name) {
     MARLIN_ASSIGN_OR_RETURN(std::unique_ptr<Driver> simulator, OpenSimulatedDriver());
     return MakeMetalBackend(std::move(simulator));
   }
-  MARLIN_ASSIGN_OR_RETURN(std::unique_ptr<Driver> driver, OpenAppleDriver());
-  std::unique_ptr<Backend> backend = MakeMetalBackend(std::move(driver));
-  const auto self_test = ReadEnvironment("METAL_MARLIN_METAL_SELF_TEST");
-  if (!self_test || self_test->value.empty()) {
+  MARLIN_ASSIGN_OR_RETURN(std::unique_ptr<Driver> opened, OpenAppleDriver());
+  Driver& driver = *opened;
+  std::unique_ptr<Backend> backend = MakeMetalBackend(std::move(opened));
+  const auto given = ReadEnvironment("METAL_MARLIN_METAL_SELF_TEST");
+  const std::string tests = given ? given->value : "";
+  if (tests == "all" || (tests.empty() && !driver.kernels_known_right())) {
     MARLIN_RETURN_IF_ERROR(CheckKernels(*backend).WithContext("metal"));
+    driver.RememberRightKernels();
   }
   return backend;
+}
+
+Result<std::unique_ptr<Backend>> ListMetal() {
+  MARLIN_ASSIGN_OR_RETURN(std::unique_ptr<Driver> driver, OpenAppleDriver({.for_list = true}));
+  return MakeMetalBackend(std::move(driver));
 }
 
 std::unique_ptr<Backend> MakeMetalBackend(std::unique_ptr<Driver> driver) {

@@ -12,6 +12,10 @@ namespace marlin::metal {
 /// Opens "metal" or "metal-sim". Errors: kUnsupported, with the reason why there is no such device.
 Result<std::unique_ptr<Backend>> OpenMetal(std::string_view name);
 
+/// Opens "metal" without testing it, to tell its properties: what the self-test decides is taken to
+/// be as on the GPUs that the kernels are for. Errors: as OpenMetal.
+Result<std::unique_ptr<Backend>> ListMetal();
+
 /// A backend that runs on the given driver.
 std::unique_ptr<Backend> MakeMetalBackend(std::unique_ptr<Driver> driver);
 

@@ -10,7 +10,10 @@ namespace marlin::metal {
 struct SelfTest {
   /// simdgroup_matrix has the element layout of kernels::FragmentRow and FragmentColumn.
   bool known_fragments = false;
-  bool right_products = false;    ///< simdgroup_matrix multiplies correctly.
+  bool right_products = false;  ///< simdgroup_matrix multiplies correctly.
+  bool right_shuffles = false;  ///< So do shuffles and sums of a simdgroup.
+  /// Kernels find memory through an address in a buffer, or the driver gives no addresses.
+  bool follows_addresses = false;
   bool keeps_nans = false;        ///< false: the kernels were compiled with fast math.
   bool keeps_order = false;       ///< Sums are not reassociated.
   bool keeps_subnormals = false;  ///< For information: not required.

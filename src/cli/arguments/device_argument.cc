@@ -29,7 +29,9 @@ Result<Device> DeviceArgument::Open(const DeviceOptions& options) const {
 void DeviceArgument::SayTaken(Console& console, const DeviceInfo& taken) const {
   const Result<std::string> name = Name();
   if (!name.ok() || *name != "auto") return;
-  console.Message(fmt::format("device: {}", DescribeDevice(taken)));
+  const std::string why =
+      taken.passed_over.empty() ? "" : fmt::format(", since {}", taken.passed_over);
+  console.Message(fmt::format("device: {}{}", DescribeDevice(taken), why));
 }
 
 }  // namespace marlin::cli

@@ -67,14 +67,18 @@ std::vector<uint8_t> EncodeInteger(MetalScalar type, int64_t value) {
   return bytes;
 }
 
+/// The indices of arguments and, as they are 16 bits, of function constants.
+constexpr int kMostArgument = 30;
+constexpr int kMostConstant = 65535;
+
 /// Splits "INDEX=REST".
-Status SplitIndex(const char* option, const std::string& text, int* index, std::string* rest) {
+Status SplitIndex(const char* option, const std::string& text, int* index, std::string* rest,
+                  int most = kMostArgument) {
   const size_t equals = text.find('=');
-  constexpr int kMostIndices = 31;
   if (equals == std::string::npos ||
       !ParseNumber(std::string_view(text).substr(0, equals), index) || *index < 0 ||
-      *index >= kMostIndices) {
-    return Wrong(option, text, "INDEX=... with an index from 0 to 30");
+      *index > most) {
+    return Wrong(option, text, fmt::format("INDEX=... with an index from 0 to {}", most));
   }
   *rest = text.substr(equals + 1);
   return Status();
@@ -281,7 +285,7 @@ Status MetalLaunchArguments::Read() {
     MARLIN_ASSIGN_OR_RETURN(values_[index], ParseValues("--value", rest));
   }
   for (const std::string& text : constant_texts_) {
-    MARLIN_RETURN_IF_ERROR(SplitIndex("--constant", text, &index, &rest));
+    MARLIN_RETURN_IF_ERROR(SplitIndex("--constant", text, &index, &rest, kMostConstant));
     MARLIN_ASSIGN_OR_RETURN(constants_[index], ParseValues("--constant", rest));
   }
   for (const std::string& text : memory_texts_) {

@@ -94,7 +94,7 @@ Result<std::optional<DType>> KvCacheArgument::Type() const {
 }
 
 void RunArguments::Declare(ArgumentList& arguments) {
-  device_.Declare(arguments, "auto, cpu, cuda, cuda:N or metal-sim");
+  device_.Declare(arguments, "auto, cpu, cuda, cuda:N, metal or metal-sim");
   arguments.Option("--threads", &threads_, kThreadRange, "N", "Default: all processors");
   arguments.Flag("--exact", &exact_, "Keep activations, keys and values in fp32");
   arguments.Flag("--batch-invariant", &batch_invariant_,
@@ -174,6 +174,22 @@ Result<Model> RunArguments::OpenWith(ModelOptions options, const std::string& pa
 Result<Model> RunArguments::Open(Console& console, const std::string& path) const {
   MARLIN_ASSIGN_OR_RETURN(const Device device, OpenDevice());
   return Open(console, path, device);
+}
+
+void SayHostOperations(Console& console, const Model& model) {
+  const DeviceInfo device = model.device().info();
+  std::string without;
+  std::string not_taken;
+  for (const HostOperation& operation : device.host_operations) {
+    std::string& list = operation.has_kernel ? not_taken : without;
+    list += fmt::format("{}{} {}", list.empty() ? "" : ", ", operation.name,
+                        FormatCounted(operation.calls, "time"));
+  }
+  if (without.empty() && not_taken.empty()) return;
+  if (!without.empty()) without += fmt::format(" ({} has no kernel)", device.name);
+  if (!not_taken.empty()) not_taken += fmt::format(" ({}'s kernel takes other calls)", device.name);
+  const char* const between = without.empty() || not_taken.empty() ? "" : "; ";
+  console.Message(fmt::format("on the CPU: {}{}{}", without, between, not_taken));
 }
 
 Status CannotWrite(const std::string& path) {

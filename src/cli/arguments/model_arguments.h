@@ -71,6 +71,10 @@ class RunArguments {
   std::string frequencies_;
 };
 
+/// One line on stderr, if the host has run operations in place of the model's device: which, how
+/// often, and why.
+void SayHostOperations(Console& console, const Model& model);
+
 /// Reads token ids: decimal numbers separated by white space or commas, or a JSON array of numbers.
 /// "-" is standard input. Errors: kIo, kMalformedFile naming line, column and offending text.
 Result<std::vector<int32_t>> ReadTokens(const std::string& path);

@@ -127,7 +127,11 @@ class GenerateCommand final : public Command {
     }
     SaySampling(console, model.info(), options.sampling);
     batch.options = options;
-    if (prompts_) return GeneratePromptBatch(console, model, path_, codec.get(), batch);
+    if (prompts_) {
+      Status status = GeneratePromptBatch(console, model, path_, codec.get(), batch);
+      SayHostOperations(console, model);
+      return status;
+    }
     std::vector<int32_t> prompt;
     if (prompt_) {
       Result<std::vector<int32_t>> encoded =
@@ -198,6 +202,7 @@ class GenerateCommand final : public Command {
         const Generated generated,
         Generate(model, prompt, options, [&](int32_t token) { return output.Add(token); }));
     MARLIN_RETURN_IF_ERROR(output.Finish());
+    SayHostOperations(console, model);
     if (console.json()) {
       return console.PrintJson(
           GeneratedJson(console, output.text(), generated, prompt.size(), options.sampling));

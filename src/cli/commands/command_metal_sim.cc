@@ -119,9 +119,10 @@ class MetalSimCommand final : public Command {
     if (type_check_) return CheckTypes(console, options);
     console.Message(fmt::format("compiling {} ...", file_));
     const TimeLimit limit(console, file_, seconds_.value_or(600));
+    if (list_) return ListKernels(console, options);
+    if (kernel_) options.kernels = {*kernel_};
     MARLIN_ASSIGN_OR_RETURN(const auto program,
                             metal::FromSimulator(MetalProgram::Compile(file_, options)));
-    if (list_) return ListKernels(console, program->module());
     MARLIN_ASSIGN_OR_RETURN(const metal_sim::Kernel* const kernel, ChooseKernel(*program));
     MARLIN_RETURN_IF_ERROR(metal::FromSimulator(program->SetConstants(launch_.constants())));
     return Simulate(console, *program, *kernel);
@@ -152,15 +153,15 @@ class MetalSimCommand final : public Command {
                                program.module().kernel_count));
   }
 
-  Status ListKernels(Console& console, const metal_sim::Module& module) {
+  Status ListKernels(Console& console, const metal_sim::CompileOptions& options) const {
+    MARLIN_ASSIGN_OR_RETURN(const std::vector<metal_sim::KernelEntry> kernels,
+                            metal::FromSimulator(MetalProgram::List(file_, options)));
     Json document = {{"kernels", Json::array()}};
     Table table({"kernel", "arguments"}, 2);
-    for (int i = 0; i < module.kernel_count; ++i) {
-      const metal_sim::Kernel& kernel = module.kernels[i];
+    for (const metal_sim::KernelEntry& kernel : kernels) {
       Json names = Json::array();
       std::vector<std::string> words;
-      for (int a = 0; a < kernel.argument_count; ++a) {
-        const metal_sim::Argument& argument = kernel.arguments[a];
+      for (const metal_sim::KernelArgument& argument : kernel.arguments) {
         const bool bound = argument.source == metal_sim::Source::kBuffer;
         const bool memory = argument.source == metal_sim::Source::kThreadgroupMemory;
         if (!bound && !memory) continue;

@@ -19,7 +19,8 @@ Device::Impl::~Impl() {
 }
 
 Result<Workspace> Device::Impl::TakeWorkspace(void* stream, int64_t bytes) {
-  if (backend_->calls_block()) stream = nullptr;
+  // Recorded work uses its workspaces again, so that they stay apart from others.
+  if (backend_->calls_block() && !backend_->records()) stream = nullptr;
   Workspace found;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -83,14 +84,20 @@ Result<std::optional<Device>> Device::Impl::Next() {
   return next_;
 }
 
-Result<Device> OpenFirst(std::vector<std::function<Result<Device>()>> candidates) {
+Result<Device> OpenFirst(std::vector<std::function<Result<Device>()>> candidates,
+                         std::string passed_over) {
   const std::function<Result<Device>()> open = std::move(candidates.front());
   candidates.erase(candidates.begin());
   Result<Device> device = open();
-  if (candidates.empty()) return device;
-  if (device.status().code() == Code::kUnsupported) return OpenFirst(std::move(candidates));
   if (device.ok()) {
-    Internals::Impl(*device).SetNext([rest = std::move(candidates)]() { return OpenFirst(rest); });
+    Device::Impl& impl = Internals::Impl(*device);
+    impl.SetPassedOver(passed_over);
+    if (candidates.empty()) return device;
+    impl.SetNext(
+        [rest = std::move(candidates), passed_over] { return OpenFirst(rest, passed_over); });
+  } else if (!candidates.empty() && device.status().code() == Code::kUnsupported) {
+    passed_over += (passed_over.empty() ? "" : "; ") + device.status().message();
+    return OpenFirst(std::move(candidates), std::move(passed_over));
   }
   return device;
 }
@@ -109,7 +116,20 @@ Status CheckHas(const Device& device, DecoderOperation operation) {
                                         std::string(DecoderOperationName(operation)) + "\"");
 }
 
+Status CheckRunsItself(const Device& device, DecoderOperation operation) {
+  MARLIN_ASSIGN_OR_RETURN(const DecoderBackend* decoder, DecoderOf(device));
+  if (decoder->RunsItself(operation)) return {};
+  return Status(Code::kUnsupported, device.info().name + ": has no kernel of the operation \"" +
+                                        std::string(DecoderOperationName(operation)) + "\"");
+}
+
 namespace {
+
+#ifdef __APPLE__
+constexpr bool kOnMac = true;
+#else
+constexpr bool kOnMac = false;
+#endif
 
 bool IsCuda(std::string_view name) { return name == "cuda" || name.starts_with("cuda:"); }
 bool IsMetal(std::string_view name) { return name == "metal" || name == "metal-sim"; }
@@ -124,6 +144,17 @@ Result<std::unique_ptr<Backend>> OpenBackend(std::string_view name, const Device
   MARLIN_RETURN_IF_ERROR(CheckDeviceName(name));
   if (IsCuda(name)) return cuda::OpenCuda(name);
   return IsMetal(name) ? metal::OpenMetal(name) : cpu::OpenCpu(options);
+}
+
+Result<Device> DeviceOn(std::unique_ptr<Backend> backend, const DeviceOptions& options) {
+  MARLIN_ASSIGN_OR_RETURN(
+      Tuning tuning, LoadTuning(backend->ShippedTuning(), options.tuning_file, backend->Model()));
+  auto impl = std::make_shared<Device::Impl>(std::move(backend), std::move(tuning));
+  if (impl->backend().shares_memory()) {
+    MARLIN_ASSIGN_OR_RETURN(std::unique_ptr<Backend> host, cpu::OpenCpu(options));
+    impl->AddHost(std::move(host));
+  }
+  return Internals::Make<Device>(std::move(impl));
 }
 
 /// The current CUDA device, else the first one that is supported.
@@ -142,6 +173,8 @@ Result<Device> OpenAuto(const DeviceOptions& options) {
   if (cuda::DeviceCount() > 0) {
     candidates.emplace_back([options] { return OpenAnyCuda(options); });
   }
+  // On a Mac whose build has no driver, the reason why the CPU is taken says so.
+  if (kOnMac) candidates.emplace_back([options] { return Device::Open("metal", options); });
   candidates.emplace_back([options] { return Device::Open("cpu", options); });
   return OpenFirst(std::move(candidates));
 }
@@ -171,14 +204,7 @@ Result<Device> Device::Open(std::string_view name, const DeviceOptions& options)
   try {
     if (name == "auto") return OpenAuto(options);
     MARLIN_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, OpenBackend(name, options));
-    MARLIN_ASSIGN_OR_RETURN(
-        Tuning tuning, LoadTuning(backend->ShippedTuning(), options.tuning_file, backend->Model()));
-    auto impl = std::make_shared<Impl>(std::move(backend), std::move(tuning));
-    if (impl->backend().shares_memory()) {
-      MARLIN_ASSIGN_OR_RETURN(std::unique_ptr<Backend> host, cpu::OpenCpu(options));
-      impl->AddHost(std::move(host));
-    }
-    return Internals::Make<Device>(std::move(impl));
+    return DeviceOn(std::move(backend), options);
   } catch (const ThreadStartError& error) {
     return Status(Code::kOutOfMemory, std::string("device: ") + error.what());
   } catch (const std::bad_alloc&) {
@@ -190,6 +216,8 @@ DeviceInfo Device::info() const {
   DeviceInfo info = impl_->backend().Info();
   info.measured_products = impl_->tuning().size();
   info.tuning_file = impl_->tuning_file();
+  info.passed_over = impl_->passed_over();
+  info.host_operations = impl_->HostOperations();
   return info;
 }
 
@@ -260,7 +288,10 @@ std::vector<DeviceInfo> ListDevices() {
     const Result<Device> device = Device::Open("cuda:" + std::to_string(i));
     if (device.ok()) devices.push_back(device->info());
   }
-  if (Result<Device> device = Device::Open("metal"); device.ok()) devices.push_back(device->info());
+  if (auto backend = metal::ListMetal(); backend.ok()) {
+    const Result<Device> device = DeviceOn(std::move(*backend), {});
+    if (device.ok()) devices.push_back(device->info());
+  }
   return devices;
 }
 

@@ -49,6 +49,15 @@ class Device::Impl {
   /// Device::Open.
   Result<std::optional<Device>> Next();
   void SetNext(std::function<Result<Device>()> open) { open_next_ = std::move(open); }
+  bool has_next() const { return open_next_ != nullptr; }
+  /// DeviceInfo::passed_over.
+  const std::string& passed_over() const { return passed_over_; }
+  void SetPassedOver(std::string reason) { passed_over_ = std::move(reason); }
+  /// DeviceInfo::host_operations.
+  std::vector<HostOperation> HostOperations() const {
+    return host_decoder_ == nullptr ? std::vector<HostOperation>()
+                                    : host_decoder_->HostOperations();
+  }
   const TuningTable& tuning() const { return tuning_.table; }
   const std::string& tuning_file() const { return tuning_.file; }
 
@@ -72,21 +81,27 @@ class Device::Impl {
   std::mutex mutex_;
   std::vector<Workspace> spare_;
   std::vector<std::unique_ptr<HostStaging>> spare_staging_;
+  std::string passed_over_;
   std::function<Result<Device>()> open_next_;
   std::mutex next_mutex_;  ///< Held while the next device opens, which takes seconds on a GPU.
   std::optional<Device> next_;
 };
 
 /// Opens the first available device, in order: kUnsupported moves on to the next candidate, any
-/// other error ends the search. The remaining candidates become the device's Next. Errors: the last
+/// other error ends the search. The remaining candidates become the device's Next, and
+/// `passed_over` with the reasons of those that were not taken the device's. Errors: the last
 /// candidate's. Precondition: at least one.
-Result<Device> OpenFirst(std::vector<std::function<Result<Device>()>> candidates);
+Result<Device> OpenFirst(std::vector<std::function<Result<Device>()>> candidates,
+                         std::string passed_over = {});
 
 /// The device's decoder operations. Errors: kUnsupported if it has none.
 Result<const DecoderBackend*> DecoderOf(const Device& device);
 
 /// Checks that the device has an operation. Errors: kUnsupported naming device and operation.
 Status CheckHas(const Device& device, DecoderOperation operation);
+
+/// Checks that the device has a kernel of it. Errors: kUnsupported naming device and operation.
+Status CheckRunsItself(const Device& device, DecoderOperation operation);
 
 /// Runs a validated call in `given`, which has the call's WorkspaceBytes, or if it is null in a
 /// workspace of the device.

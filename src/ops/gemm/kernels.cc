@@ -211,7 +211,7 @@ Status quantized_linear_striped(const Device& device, const TensorView& a,
     add.sum = i == 0 ? nullptr : static_cast<const float*>(sum.data());
     add.rows = static_cast<const float*>(partial.data());
     add.slot_of = static_cast<const int32_t*>(rows.data());
-    add.tokens = m;
+    add.tokens = add.slots = m;
     add.width = weights.n;
     const bool last = i + 1 == weights.stripes.size();
     add.out = last ? out.data() : sum.data();

@@ -178,6 +178,7 @@ Status ExpertGemm(const Device& device, const TensorView& x, const PreparedWeigh
   MARLIN_ASSIGN_OR_RETURN(const DeviceBuffer sums,
                           DeviceBuffer::Allocate(device, call.tokens() * call.n() * 4));
   add.rows = static_cast<const float*>(products.data());
+  add.slots = count;
   for (int64_t s = 0; s < top_k; ++s) {
     AddRowsCall one = add;
     one.slot_of = static_cast<const int32_t*>(places.data()) + s * call.tokens();

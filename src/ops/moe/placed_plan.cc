@@ -114,6 +114,7 @@ Status PlacedPlan::RunWith(const ExpertsCall& call, HostStaging& staging) const 
     MARLIN_RETURN_IF_ERROR(staging.Record(call.stream));
     add.slot_of = reinterpret_cast<const int32_t*>(sums);
     add.rows = reinterpret_cast<const float*>(sums + rows_at);
+    add.slots = rows.count;
   }
   MARLIN_RETURN_IF_ERROR(backend.AddRows(add, call.stream));
   PlacedExperts::Storage::Counters& counters = experts().counters;

@@ -25,7 +25,6 @@ class Cholesky;
 class DecoderBackend;
 class HostStaging;
 struct AddRowsCall;
-struct LookUpWeightRowsCall;
 struct ExpertsProblem;
 struct KernelChoice;
 struct LayerExperts;
@@ -265,11 +264,6 @@ class Backend {
   virtual const DecoderBackend* decoder() const = 0;
   /// Whether device and host share memory, so that the host can stand in for decoder().
   virtual bool shares_memory() const { return false; }
-  /// For devices that share memory: out[i, k] = W[k, ids[i]], rounded once; as in DecoderBackend.
-  virtual Status LookUpRows(const LookUpWeightRowsCall& /*call*/, void* /*stream*/) const {
-    return Status(Code::kUnsupported,
-                  Info().name + ": has no embedding lookup in prepared weights");
-  }
 
   /// Memory for the kernels, aligned to 64 bytes or more. Errors: kOutOfMemory, kDeviceLost.
   virtual Result<void*> Allocate(int64_t bytes) const = 0;

@@ -48,6 +48,7 @@ struct AddRowsCall {
   const float* sum = nullptr;        ///< [tokens, width]; null: zeros.
   const float* rows = nullptr;       ///< [slots, width]; null: none.
   const int32_t* slot_of = nullptr;  ///< [tokens], unless `rows` is null.
+  int64_t slots = 0;                 ///< Rows of `rows`.
   int64_t tokens = 0;
   int64_t width = 0;
   void* out = nullptr;

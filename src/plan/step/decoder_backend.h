@@ -58,6 +58,8 @@ class DecoderBackend {
   /// Whether device and host share memory, so that the host may fill and read it.
   virtual bool reads_host_memory() const = 0;
   virtual bool Has(DecoderOperation operation) const = 0;
+  /// Whether the device itself has it, rather than the host in the memory that they share.
+  virtual bool RunsItself(DecoderOperation operation) const { return Has(operation); }
   /// The result of CachePageTokens.
   virtual int64_t cache_page_tokens() const = 0;
   /// The result of SamplerStateBytes.

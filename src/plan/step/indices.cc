@@ -4,14 +4,17 @@
 
 namespace marlin {
 
+Status WrongIndex(const char* name, int64_t index, int64_t at, int64_t limit) {
+  return Status(Code::kInvalidArgument,
+                limit == kPositionLimit && index < 0
+                    ? fmt::format("{}: expected 0 or more, got {} at {}", name, index, at)
+                    : fmt::format("{}: expected 0..{}, got {} at {}", name, limit - 1, index, at));
+}
+
 Status CheckIndices(const char* name, const TensorView& indices, int64_t limit) {
   for (int64_t i = 0; i < indices.dim(0); ++i) {
     const int64_t index = IndexAt(indices, i);
-    if (index >= 0 && index < limit) continue;
-    return Status(Code::kInvalidArgument,
-                  limit == kPositionLimit && index < 0
-                      ? fmt::format("{}: expected 0 or more, got {} at {}", name, index, i)
-                      : fmt::format("{}: expected 0..{}, got {} at {}", name, limit - 1, index, i));
+    if (index < 0 || index >= limit) return WrongIndex(name, index, i, limit);
   }
   return {};
 }

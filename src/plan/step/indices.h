@@ -17,7 +17,10 @@ inline int64_t IndexAt(const TensorView& indices, int64_t i) {
                                         : int64_t{indices.As<int32_t>()[i]};
 }
 
-/// Errors: kInvalidArgument naming the first index that is negative or not below `limit`.
+/// The error of an index, the one at `at`, that is negative or not below `limit`.
+Status WrongIndex(const char* name, int64_t index, int64_t at, int64_t limit);
+
+/// Errors: WrongIndex of the first one.
 Status CheckIndices(const char* name, const TensorView& indices, int64_t limit);
 
 /// Checks that first_rows, i32 [sequences + 1], ascend from 0 to `rows`. Errors: kInvalidArgument.

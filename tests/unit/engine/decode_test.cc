@@ -212,7 +212,7 @@ class Decoding : public ::testing::TestWithParam<std::string> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Devices, Decoding, ::testing::Values(TestDevice(), "remote"),
-                         [](const auto& device) { return device.param; });
+                         [](const auto& device) { return NameOfDevice(device.param); });
 
 /// Models of every kind of cache and of layer, in each mode.
 struct Case {

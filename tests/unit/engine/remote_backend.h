@@ -75,6 +75,7 @@ class RemoteQueue {
 /// The operations that a test disables.
 struct RemoteOptions {
   std::vector<DecoderOperation> lacking = {};
+  std::vector<DecoderOperation> left_to_host = {};  ///< Without a kernel.
   bool fuses_experts = true;
   bool products_only = false;
   bool plans_experts = false;  ///< Runs experts without biases.
@@ -117,6 +118,10 @@ class RemoteDecoder final : public DecoderBackend {
   bool Has(DecoderOperation operation) const override {
     return std::find(options_.lacking.begin(), options_.lacking.end(), operation) ==
            options_.lacking.end();
+  }
+  bool RunsItself(DecoderOperation operation) const override {
+    const auto& left = options_.left_to_host;
+    return Has(operation) && std::find(left.begin(), left.end(), operation) == left.end();
   }
   int64_t cache_page_tokens() const override { return 64 * 4; }
   int64_t sampler_state_bytes(int64_t vocab) const override {

@@ -194,6 +194,25 @@ TEST(RemoteDevice, AutoGoesOnToTheNextThatCanRunTheModel) {
   EXPECT_EQ(RemoteOf(products).uploads() + RemoteOf(lacking).uploads(), 0);
 }
 
+// The CPU alone is faster than a GPU that waits for it in between; a user who names the GPU gets
+// it.
+TEST(RemoteDevice, AutoGoesOnWhereTheHostWouldRunAPart) {
+  const std::string path = SampleModel("examples/tiny-qwen3-moe");
+  const auto opens_partial = []() -> Result<Device> {
+    return OpenRemote({.left_to_host = {DecoderOperation::kAddTo}});
+  };
+  const auto open_cpu = [] { return Device::Open("cpu", {.threads = 2}); };
+  const Model model = OpenOn(*OpenFirst({opens_partial, open_cpu}), path);
+  EXPECT_EQ(model.device().info().name, "cpu");
+  EXPECT_EQ(model.info().notes,
+            std::vector<std::string>{"not on remote: has no kernel of the operation \"residual "
+                                     "addition\", which qwen3_moe needs"});
+  EXPECT_EQ(OpenOn(*opens_partial(), path).device().info().name, "remote");
+  EXPECT_TRUE(OpenOn(*opens_partial(), path).info().notes.empty());
+  const auto open_able = []() -> Result<Device> { return OpenRemote(); };
+  EXPECT_EQ(OpenOn(*OpenFirst({open_able, open_cpu}), path).device().info().name, "remote");
+}
+
 TEST(RemoteDevice, AutoStaysWhereTheModelRuns) {
   const Device able = OpenRemote();
   const Result<Device> device =

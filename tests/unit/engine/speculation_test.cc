@@ -202,7 +202,7 @@ class Speculation : public ::testing::TestWithParam<std::string> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Devices, Speculation, ::testing::Values(TestDevice(), "remote"),
-                         [](const auto& device) { return device.param; });
+                         [](const auto& device) { return NameOfDevice(device.param); });
 
 std::vector<std::vector<int32_t>> Prompts() {
   std::vector<int32_t> repetitive;

@@ -259,7 +259,8 @@ TEST_P(AttentionOnEveryLevel, AttentionOverwritesItsQueries) {
     const AttentionInput apart = p.input();
     ASSERT_TRUE(Attention(device(), {&apart, 1}, p.options).ok());
     const AttentionInput in_place{p.q.view(), p.k.view(), p.v.view(), p.q.view()};
-    ASSERT_TRUE(Attention(device(), {&in_place, 1}, p.options).ok());
+    const Status status = Attention(device(), {&in_place, 1}, p.options);
+    ASSERT_TRUE(status.ok()) << status.message();
     EXPECT_EQ(reference::Elements(p.q.view()), reference::Elements(p.out.view()));
   }
 }

@@ -35,7 +35,18 @@ TEST_F(AutoDevice, TakesTheFirstThatIsThere) {
       OpenFirst({Fails(Code::kUnsupported, "no GPU"), Opens(2), Opens(3)});
   ASSERT_TRUE(device.ok()) << device.status().message();
   EXPECT_EQ(device->info().threads, 2);
+  EXPECT_EQ(device->info().passed_over, "no GPU");
   EXPECT_EQ(opened_, 1);
+}
+
+TEST_F(AutoDevice, SaysWhatItPassedOver) {
+  const Result<Device> device = OpenFirst({Fails(Code::kUnsupported, "no GPU"), Opens(1),
+                                           Fails(Code::kUnsupported, "its self-test"), Opens(2)});
+  ASSERT_TRUE(device.ok());
+  const Result<std::optional<Device>> next = Internals::Impl(*device).Next();
+  ASSERT_TRUE(next.ok() && next->has_value());
+  EXPECT_EQ((*next)->info().passed_over, "no GPU; its self-test");
+  EXPECT_EQ(Device::Open("cpu", {.threads = 1})->info().passed_over, "");
 }
 
 TEST_F(AutoDevice, OpensTheNextOneWhenAskedForAndOnce) {
@@ -73,11 +84,14 @@ TEST_F(AutoDevice, NamedDevicesHaveNoNext) {
 }
 
 TEST_F(AutoDevice, IsAGpuWhereOneIsListed) {
-  bool gpu = false;
-  for (const DeviceInfo& info : ListDevices()) gpu = gpu || info.backend == "cuda";
+  std::string expected = "cpu";
+  for (const DeviceInfo& info : ListDevices()) {
+    if (info.backend == "cuda" || Device::Open(info.name).ok()) expected = info.backend;
+    if (expected == "cuda") break;
+  }
   const Result<Device> device = Device::Open("auto", {.threads = 1});
   ASSERT_TRUE(device.ok()) << device.status().message();
-  EXPECT_EQ(device->info().backend, gpu ? "cuda" : "cpu");
+  EXPECT_EQ(device->info().backend, expected);
 }
 
 class DefaultName : public ::testing::Test {

@@ -118,7 +118,7 @@ inline std::vector<const char*> Levels() {
 ///   MARLIN_ON_EVERY_LEVEL(DecoderOnEveryLevel);
 #define MARLIN_ON_EVERY_LEVEL(Suite)                                     \
   INSTANTIATE_TEST_SUITE_P(Levels, Suite, ::testing::ValuesIn(Levels()), \
-                           [](const auto& level) { return std::string(level.param); })
+                           [](const auto& level) { return NameOfDevice(level.param); })
 
 inline constexpr DType kTypes[] = {DType::kF32, DType::kBf16, DType::kF16};
 

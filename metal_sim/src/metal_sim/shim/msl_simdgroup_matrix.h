@@ -119,7 +119,7 @@ using simdgroup_half8x8 = simdgroup_matrix<half, 8, 8>;
 using simdgroup_bfloat8x8 = simdgroup_matrix<bfloat, 8, 8>;
 using simdgroup_float8x8 = simdgroup_matrix<float, 8, 8>;
 
-template <typename T, int kColumns, int kRows>
+template <typename T, int kColumns, int kRows = kColumns>
 METAL_SIM_INLINE simdgroup_matrix<T, kColumns, kRows> make_filled_simdgroup_matrix(T value) {
   simdgroup_matrix<T, kColumns, kRows> result;
   result.thread_elements() = {value, value};

@@ -70,7 +70,7 @@ using simdgroup_half8x8 = simdgroup_matrix<half, 8, 8>;
 using simdgroup_bfloat8x8 = simdgroup_matrix<bfloat, 8, 8>;
 using simdgroup_float8x8 = simdgroup_matrix<float, 8, 8>;
 
-template <typename T, int kColumns, int kRows>
+template <typename T, int kColumns, int kRows = kColumns>
 simdgroup_matrix<T, kColumns, kRows> make_filled_simdgroup_matrix(T value);
 
 // Memory of a simdgroup's matrices is device or threadgroup memory; a thread's own is refused.

@@ -2,49 +2,45 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <new>
 #include <numeric>
-#include <random>
 
 #include "backends/cpu/decoder/cpu_decoder.h"
 #include "base/aligned_buffer.h"
 #include "base/checked.h"
 #include "base/macros.h"
+#include "plan/integers/sample_weights.h"
 #include "plan/step/indices.h"
 #include "plan/step/sample_marks.h"
+#include "plan/step/sampler_states.h"
 
 namespace marlin::cpu {
 namespace {
 
-/// Sampler state of one sequence. It is followed in memory by one uint32_t per token: the lowest
-/// bit is set if the prompt has the token, the upper bits count how often it was drawn.
-struct SamplerState {
-  static constexpr uint64_t kMagic = 0x6d61726c696e7361;  ///< Marks memory that ResetSampler wrote.
-  uint64_t magic = kMagic;
-  int64_t vocab = 0;
-  SamplingOptions options;
-  std::mt19937_64 random;
-
-  uint32_t* seen() { return reinterpret_cast<uint32_t*>(this + 1); }
-  /// A number in [0, 1) with 53 random bits.
-  double Uniform() { return static_cast<double>(random() >> 11) * 0x1p-53; }
-  bool penalizes() const {
-    return options.repetition_penalty != 1.0F || options.presence_penalty != 0.0F ||
-           options.frequency_penalty != 0.0F;
-  }
-};
+using kernels::DrawOptions;
+using kernels::NextRandom;
+using kernels::PenalizedLogit;
+using kernels::Penalizes;
+using kernels::SamplerState;
+using kernels::ScaleOf;
+using kernels::SeenTokens;
+using kernels::ShareOf;
+using kernels::ShareOfRandom;
+using kernels::WeightOf;
+using kernels::WeightScale;
 
 /// Scratch memory of one worker.
 struct Scratch {
-  double* weights;  ///< Probability of each token relative to the most likely one.
-  int32_t* order;   ///< Tokens; a prefix is sorted, most likely first.
-  float* logits;    ///< Logits after penalties.
+  uint64_t* weights;  ///< Of the tokens (sample_weights.h).
+  int32_t* order;     ///< Tokens; a prefix is sorted, most likely first.
+  float* logits;      ///< Logits after penalties.
 
   static int64_t Bytes(int64_t vocab) { return RoundUp(16 * vocab, kBufferAlignment); }
   static Scratch At(void* memory, int64_t vocab) {
-    auto* const weights = static_cast<double*>(memory);
+    auto* const weights = static_cast<uint64_t*>(memory);
     auto* const order = reinterpret_cast<int32_t*>(weights + vocab);
     return {weights, order, reinterpret_cast<float*>(order + vocab)};
   }
@@ -77,32 +73,21 @@ class Draw {
 
   /// The token, or a mark, with which the state does not advance.
   int32_t Run() {
-    if (state_.penalizes()) Penalize();
+    if (Penalizes(options_)) Penalize();
     if (allowed_ != nullptr) Mask();
     const int32_t best = FindBest(logits_, vocab_);
     if (best < 0) return best == kNoLogitMark && allowed_ != nullptr ? kMaskMark : best;
-    const int32_t drawn = options_.temperature == 0.0F ? best : DrawLikely(best);
-    state_.seen()[drawn] += 2;
+    const int32_t drawn = options_.temperature == 0.0F ? best : DrawLikely(logits_[best]);
+    SeenTokens(&state_)[drawn] += 2;
     return drawn;
   }
 
  private:
-  double WeightAt(int64_t place) const { return scratch_.weights[scratch_.order[place]]; }
-  bool Kept(double weight) const { return weight >= static_cast<double>(options_.min_p); }
-
   void Penalize() {
+    const uint32_t* const seen = SeenTokens(&state_);
     for (int64_t i = 0; i < vocab_; ++i) {
-      const uint32_t seen = state_.seen()[i];
-      float logit = logits_[i];
-      if (seen != 0) {
-        logit = logit > 0.0F ? logit / options_.repetition_penalty
-                             : logit * options_.repetition_penalty;
-      }
-      if (seen > 1) {
-        const uint32_t times = seen / 2;
-        logit -= options_.presence_penalty + static_cast<float>(times) * options_.frequency_penalty;
-      }
-      scratch_.logits[i] = logit;
+      scratch_.logits[i] = std::bit_cast<float>(
+          PenalizedLogit(std::bit_cast<uint32_t>(logits_[i]), seen[i], options_));
     }
     logits_ = scratch_.logits;
   }
@@ -117,25 +102,42 @@ class Draw {
     logits_ = scratch_.logits;
   }
 
-  int32_t DrawLikely(int64_t best) {
+  int32_t DrawLikely(float largest) {
     std::iota(scratch_.order, scratch_.order + vocab_, 0);
+    const WeightScale scale = ScaleOf(std::bit_cast<uint32_t>(largest), options_.temperature,
+                                      static_cast<int>(vocab_));
     for (int64_t i = 0; i < vocab_; ++i) {
-      const double difference =
-          static_cast<double>(logits_[i]) - static_cast<double>(logits_[best]);
-      scratch_.weights[i] = std::exp(difference / static_cast<double>(options_.temperature));
+      scratch_.weights[i] = WeightOf(std::bit_cast<uint32_t>(logits_[i]), scale);
     }
-    const int64_t kept = CountNucleus(KeepTopK());
-    double left = 0;
-    for (int64_t i = 0; i < kept; ++i) left += Kept(WeightAt(i)) ? WeightAt(i) : 0.0;
-    left *= state_.Uniform();
-    auto drawn = static_cast<int32_t>(best);
-    for (int64_t i = 0; i < kept; ++i) {
-      if (WeightAt(i) == 0.0 || !Kept(WeightAt(i))) continue;
-      drawn = scratch_.order[i];
-      if (left < WeightAt(i)) break;
-      left -= WeightAt(i);
+    kept_ = options_.top_k == 0 ? vocab_ : std::min(options_.top_k, vocab_);
+    if (kept_ < vocab_) SortFirst(kept_);
+    if (options_.top_p != 1.0F) kept_ = Find(ShareOf(options_.top_p, Sum()) - 1) + 1;
+    least_ = ShareOf(options_.min_p, uint64_t{1} << scale.bits);
+    return scratch_.order[Find(ShareOfRandom(NextRandom(&state_), Sum()))];
+  }
+
+  uint64_t WeightAt(int64_t place) const {
+    const uint64_t weight = scratch_.weights[scratch_.order[place]];
+    return weight < least_ ? 0 : weight;
+  }
+
+  uint64_t Sum() const {
+    uint64_t sum = 0;
+    for (int64_t i = 0; i < kept_; ++i) sum += WeightAt(i);
+    return sum;
+  }
+
+  /// The place at which the sum of the weights exceeds `mass`, which is less than all of them.
+  int64_t Find(uint64_t mass) {
+    for (int64_t place = 0;; ++place) {
+      // Few tokens hold most of the mass, so sort a growing prefix: sorting a whole large
+      // vocabulary would take longer than the draw.
+      constexpr int64_t kFirstSorted = 64;
+      if (place == sorted_) SortFirst(std::min(kept_, std::max(kFirstSorted, 8 * sorted_)));
+      const uint64_t weight = WeightAt(place);
+      if (mass < weight) return place;
+      mass -= weight;
     }
-    return drawn;
   }
 
   /// Sorts the `count` most likely tokens to the front of the order; ties by token id.
@@ -149,37 +151,15 @@ class Draw {
     sorted_ = count;
   }
 
-  /// Top-k: the number of tokens of the order that remain.
-  int64_t KeepTopK() {
-    if (options_.top_k == 0 || options_.top_k >= vocab_) return vocab_;
-    SortFirst(options_.top_k);
-    return sorted_;
-  }
-
-  int64_t CountNucleus(int64_t kept) {
-    if (options_.top_p == 1.0F) return kept;
-    double sum = 0;
-    for (int64_t i = 0; i < kept; ++i) sum += WeightAt(i);
-    const double wanted = static_cast<double>(options_.top_p) * sum;
-    double mass = 0;
-    for (int64_t i = 0; i < kept; ++i) {
-      // Few tokens hold most of the mass, so sort a growing prefix: sorting a whole large
-      // vocabulary would take longer than the draw.
-      constexpr int64_t kFirstSorted = 64;
-      if (i == sorted_) SortFirst(std::min(kept, std::max(kFirstSorted, 8 * sorted_)));
-      mass += WeightAt(i);
-      if (mass >= wanted) return i + 1;
-    }
-    return kept;
-  }
-
   SamplerState& state_;
-  const SamplingOptions& options_;
+  const DrawOptions& options_;
   int64_t vocab_;
   const float* logits_;
   const uint32_t* allowed_;
   Scratch scratch_;
   int64_t sorted_ = 0;  ///< Length of the sorted prefix of the order.
+  int64_t kept_ = 0;    ///< Tokens of the order that may be drawn ...
+  uint64_t least_ = 0;  ///< ... if they have this weight.
 };
 
 SamplerState* StateOf(const MutableTensorView& states, int64_t row) {
@@ -201,7 +181,7 @@ Status CheckStates(const SampleTokensCall& call, int64_t vocab) {
                                 call.states.dim(0), row, i));
     }
     const SamplerState* const state = StateOf(call.states, row);
-    if (state->magic == SamplerState::kMagic && state->vocab == vocab) continue;
+    if (state->magic == kernels::kSamplerMagic && state->vocab == vocab) continue;
     return Status(Code::kInvalidArgument,
                   fmt::format("states: row {} was not reset for {} tokens", row, vocab));
   }
@@ -270,18 +250,17 @@ Status AdvanceRow(const AdvanceTokensCall& call, int64_t row) {
 }  // namespace
 
 int64_t CpuDecoder::sampler_state_bytes(int64_t vocab) const {
-  return RoundUp(int64_t{sizeof(SamplerState)} + vocab * int64_t{sizeof(uint32_t)},
-                 kBufferAlignment);
+  return SamplerBytes(vocab);
 }
 
 Status CpuDecoder::Run(const ResetSamplerCall& call, const OperationContext& /*context*/) const {
   MARLIN_RETURN_IF_ERROR(CheckIndices("prompt", call.prompt, call.vocab));
-  auto* const state = new (call.state.data()) SamplerState;
-  state->vocab = call.vocab;
-  state->options = call.options;
-  state->random.seed(call.options.seed);
-  std::fill_n(state->seen(), call.vocab, 0U);
-  for (int64_t i = 0; i < call.prompt.dim(0); ++i) state->seen()[IndexAt(call.prompt, i)] = 1;
+  auto* const state = new (call.state.data())
+      SamplerState{kernels::kSamplerMagic, call.vocab, DrawOptionsOf(call.options), {}, 0};
+  kernels::SeedRandom(state, call.options.seed);
+  uint32_t* const seen = SeenTokens(state);
+  std::fill_n(seen, call.vocab, 0U);
+  for (int64_t i = 0; i < call.prompt.dim(0); ++i) seen[IndexAt(call.prompt, i)] = 1;
   return {};
 }
 

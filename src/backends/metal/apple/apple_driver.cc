@@ -2,17 +2,22 @@
 
 #include <fmt/core.h>
 
-#include <array>
+#include <algorithm>
 #include <memory>
+#include <mutex>
 #include <set>
 #include <string_view>
 #include <utility>
 
+#include "backends/metal/apple/bound_launch.h"
 #include "backends/metal/apple/caller_memory.h"
 #include "backends/metal/apple/compiled_kernels.h"
 #include "backends/metal/apple/device_memory.h"
 #include "backends/metal/apple/gpu_cores.h"
+#include "backends/metal/apple/kernel_cache.h"
 #include "backends/metal/apple/metal_cpp.h"
+#include "backends/metal/apple/open_commands.h"
+#include "backends/metal/apple/recorded_launches.h"
 #include "backends/metal/apple/submitted_work.h"
 #include "backends/metal/runtime/driver.h"
 #include "backends/metal/self_test.h"
@@ -21,10 +26,6 @@
 
 namespace marlin::metal {
 namespace {
-
-/// Upper limit of setBytes.
-constexpr size_t kMostBytesInline = 4096;
-static_assert(sizeof(kernels::Parameters) <= kMostBytesInline);
 
 /// The system's GPU, or null.
 NS::SharedPtr<MTL::Device> FindDevice() {
@@ -49,20 +50,27 @@ int FamilyOf(MTL::Device* device) {
   return 0;
 }
 
-/// The first GPU family with simdgroup_matrix: M1, A14.
-constexpr int kOldestFamily = 7;
+/// The GPU family of the M1. A virtual machine's GPU reports an older one and may still run all
+/// kernels, so the self-test decides.
+constexpr int kFirstMacFamily = 7;
 
-/// The buffers that ranges are in.
-struct ReachedBuffers final : ReachedMemory {
-  using ReachedMemory::ReachedMemory;
-  std::vector<NS::SharedPtr<MTL::Buffer>> buffers;
-};
+/// The feature by which bench/metal_record.py tells a virtual machine's GPU.
+constexpr const char* kVirtualGpu = "virtual GPU";
 
-/// A launch with its pipeline and buffers resolved.
-struct BoundLaunch {
-  const KernelLaunch* launch = nullptr;
-  MTL::ComputePipelineState* pipeline = nullptr;
-  std::vector<BufferPlace> buffers;  ///< Parallel to launch->buffers.
+/// The version and the build of the system.
+std::string SystemName() {
+  const AutoreleaseScope scope;
+  return TextOf(NS::ProcessInfo::processInfo()->operatingSystemVersionString());
+}
+
+/// Files of the cache: the properties that the self-test found, and that all kernels were right.
+constexpr std::string_view kProbed = "self_test";
+constexpr std::string_view kRightKernels = "kernels";
+
+/// What OpenAppleDriver tests.
+struct SelfTests {
+  bool probes = true;
+  bool remembers = true;  ///< Takes what earlier processes have found.
 };
 
 class AppleDriver final : public Driver {
@@ -70,50 +78,50 @@ class AppleDriver final : public Driver {
   explicit AppleDriver(NS::SharedPtr<MTL::Device> device)
       : device_(std::move(device)),
         queue_(NS::TransferPtr(device_->newCommandQueue())),
-        kernels_(device_),
-        memory_(device_, queue_.get()) {}
+        fence_(NS::TransferPtr(device_->newFence())),
+        cache_(SystemName(), TextOf(device_->name())),
+        kernels_(device_, cache_),
+        memory_(device_, queue_.get()),
+        open_({queue_.get(), fence_.get(), memory_.resident(), work_}) {
+    const AutoreleaseScope scope;
+    if (queue_.get() != nullptr) queue_->setLabel(MakeText("marlin"));
+  }
   AppleDriver(const AppleDriver&) = delete;
   AppleDriver& operator=(const AppleDriver&) = delete;
   ~AppleDriver() override {
-    if (queue_.get() != nullptr) (void)work_.Wait(nullptr);
+    if (queue_.get() != nullptr) (void)Synchronize(nullptr);
   }
 
   /// Errors: as OpenAppleDriver.
-  Status Start(bool self_test) {
+  Status Start(const SelfTests& tests) {
     const AutoreleaseScope scope;
     model_ = TextOf(device_->name());
     family_ = FamilyOf(device_.get());
-    if (family_ < kOldestFamily) {
-      return Status(Code::kUnsupported,
-                    fmt::format("metal: {}: needs a GPU of Apple silicon (M1 or newer)", model_));
-    }
     if (queue_.get() == nullptr) {
       return Status(Code::kUnsupported,
                     fmt::format("metal: {}: cannot create a command queue", model_));
     }
     cores_ = CountCores(device_->registryID(), model_);
     MARLIN_ASSIGN_OR_RETURN(unread_, memory_.Allocate(1));
-    if (!self_test) return Status();
-    MARLIN_ASSIGN_OR_RETURN(const SelfTest result, RunSelfTest(*this));
-    if (const std::string wrong = result.Wrong(); !wrong.empty()) {
-      return Status(Code::kUnsupported, fmt::format("metal: {}: self-test: {}", model_, wrong));
-    }
-    known_fragments_ = result.known_fragments;
-    keeps_subnormals_ = result.keeps_subnormals;
-    return Status();
+    return tests.probes ? Probe(tests.remembers) : Status();
   }
+
+  /// Only for lists: nothing has been tested.
+  void TakeAsTested() { known_fragments_ = listed_ = true; }
 
   DriverInfo Info() const override;
   DeviceShape Shape() const override { return {cores_.cores, known_fragments_}; }
+  bool kernels_known_right() const override { return cache_.Read(kRightKernels).has_value(); }
+  void RememberRightKernels() override { cache_.Write(kRightKernels, "right"); }
   Status Run(std::span<const KernelLaunch> launches, void* stream) override {
     return RunAndCheck(launches, stream, nullptr);
   }
   Status RunAndCheck(std::span<const KernelLaunch> launches, void* stream,
                      const ResultCheck& check) override;
-  Status Synchronize(void* stream) override {
-    return work_.Wait(static_cast<const MTL::CommandQueue*>(stream));
-  }
+  Status Synchronize(void* stream) override;
+  Status WaitFor(const MemoryRange& range, void* stream) override;
   bool calls_block() const override { return false; }
+  Result<std::unique_ptr<BoundLaunches>> Bind(std::vector<CheckedLaunches> calls) override;
 
   Result<void*> Allocate(int64_t bytes) override {
     MARLIN_RETURN_IF_ERROR(work_.Check());
@@ -124,25 +132,67 @@ class AppleDriver final : public Driver {
   std::shared_ptr<const ReachedMemory> Reach(std::span<const MemoryRange> ranges) const override;
 
  private:
+  /// Launches that Bind bound; the driver outlives them.
+  class Recording final : public BoundLaunches {
+   public:
+    Recording(AppleDriver& driver, RecordedLaunches launches)
+        : driver_(driver), launches_(std::move(launches)) {}
+    Status Run() override { return driver_.RunRecording(launches_); }
+
+   private:
+    AppleDriver& driver_;
+    const RecordedLaunches launches_;
+  };
+
+  Status Probe(bool remembers);
   Status FindCallerMemory(std::span<const KernelLaunch> launches, CallerMemory* caller) const;
-  Result<std::vector<BoundLaunch>> Bind(std::span<const KernelLaunch> launches,
-                                        const CallerMemory& caller);
-  Result<BufferPlace> PlaceOf(const KernelBuffer& buffer, const CallerMemory& caller) const;
-  Result<NS::SharedPtr<MTL::CommandBuffer>> Encode(MTL::CommandQueue* queue,
-                                                   std::span<const BoundLaunch> launches);
+  LaunchBinder BinderFor(const MTL::CommandQueue* queue) {
+    return {kernels_, memory_, unread_, queue != queue_.get()};
+  }
+  Status RunOpen(std::span<const KernelLaunch> launches, const ResultCheck& check);
+  Status RunAlone(std::span<const KernelLaunch> launches, MTL::CommandQueue* queue,
+                  std::shared_ptr<CallerMemory> caller, const ResultCheck& check);
+  Status RunRecording(const RecordedLaunches& recording);
+  void CommitOpen();
 
   NS::SharedPtr<MTL::Device> device_;
   NS::SharedPtr<MTL::CommandQueue> queue_;
+  NS::SharedPtr<MTL::Fence> fence_;
+  KernelCache cache_;
   CompiledKernels kernels_;
   DeviceMemory memory_;
   SubmittedWork work_;
+  std::mutex open_mutex_;
+  OpenCommands open_;       ///< On the driver's queue.
   void* unread_ = nullptr;  ///< Bound in place of absent buffers; kernels do not read it.
   std::string model_;
   int family_ = 0;
   CoreCount cores_;
   bool known_fragments_ = false;  ///< Set by the self-test.
   bool keeps_subnormals_ = false;
+  bool listed_ = false;
 };
+
+/// Learns how the GPU computes, once for a build and a system. Errors: kUnsupported.
+Status AppleDriver::Probe(bool remembers) {
+  if (const auto known = cache_.Read(kProbed); remembers && known && known->size() == 2) {
+    known_fragments_ = known->front() == '1';
+    keeps_subnormals_ = known->back() == '1';
+    return Status();
+  }
+  const Result<SelfTest> result = RunSelfTest(*this);
+  const std::string wrong = result.ok() ? result->Wrong() : result.status().message();
+  if (!wrong.empty()) {
+    const char* const hint =
+        family_ < kFirstMacFamily ? "needs a GPU of Apple silicon (M1 or newer): " : "";
+    return Status(result.ok() ? Code::kUnsupported : result.status().code(),
+                  fmt::format("metal: {}: {}self-test: {}", model_, hint, wrong));
+  }
+  known_fragments_ = result->known_fragments;
+  keeps_subnormals_ = result->keeps_subnormals;
+  cache_.Write(kProbed, fmt::format("{:d}{:d}", known_fragments_, keeps_subnormals_));
+  return Status();
+}
 
 DriverInfo AppleDriver::Info() const {
   const AutoreleaseScope scope;
@@ -154,24 +204,28 @@ DriverInfo AppleDriver::Info() const {
   info.features = {
       fmt::format("GPU family Apple{}", family_),
       fmt::format("{} cores ({})", cores_.cores, cores_.origin),
-      fmt::format("macOS {}", TextOf(process->operatingSystemVersionString())),
+      fmt::format("macOS {}", SystemName()),
       fmt::format("{:.0f} GiB unified memory",
                   static_cast<double>(process->physicalMemory()) / kGiB),
       fmt::format("{:.0f} GiB for the GPU",
                   static_cast<double>(device_->recommendedMaxWorkingSetSize()) / kGiB),
       fmt::format("{} KiB threadgroup memory", device_->maxThreadgroupMemoryLength() / 1024),
       kernels_.built() ? "kernels compiled by the build" : "kernels compiled here",
-      known_fragments_ ? "known matrix fragments" : "unknown matrix fragments",
+      listed_            ? "tested when it is opened for work"
+      : known_fragments_ ? "known matrix fragments"
+                         : "unknown matrix fragments",
   };
+  if (family_ < kFirstMacFamily || model_.find("Paravirtual") != std::string::npos) {
+    info.features.emplace_back(kVirtualGpu);
+  }
   if (keeps_subnormals_) info.features.emplace_back("subnormal numbers");
-  if (memory_.keeps_resident()) info.features.emplace_back("residency set");
+  if (memory_.resident().set() != nullptr) info.features.emplace_back("residency set");
   return info;
 }
 
 uint64_t AppleDriver::AddressOf(const void* data) const {
   const auto place = memory_.Find(data, 1);
-  if (!place.ok() || !*place) return 0;
-  return (*place)->buffer->gpuAddress() + (*place)->offset;
+  return place.ok() && place->buffer != nullptr ? place->buffer->gpuAddress() + place->offset : 0;
 }
 
 std::shared_ptr<const ReachedMemory> AppleDriver::Reach(std::span<const MemoryRange> ranges) const {
@@ -179,8 +233,10 @@ std::shared_ptr<const ReachedMemory> AppleDriver::Reach(std::span<const MemoryRa
   std::set<const MTL::Buffer*> known;
   for (const MemoryRange& range : ranges) {
     const auto place = memory_.Find(range.data, range.bytes);
-    if (!place.ok() || !*place || !known.insert((*place)->buffer.get()).second) continue;
-    reached->buffers.push_back((*place)->buffer);
+    if (!place.ok() || place->buffer == nullptr) continue;
+    reached->parts.push_back(place->part);
+    if (place->part->resident() || !known.insert(place->buffer).second) continue;
+    reached->outside.push_back(place->buffer);
   }
   return reached;
 }
@@ -191,80 +247,35 @@ Status AppleDriver::FindCallerMemory(std::span<const KernelLaunch> launches,
   for (const KernelLaunch& launch : launches) {
     for (const KernelBuffer& buffer : launch.buffers) {
       if (buffer.data == nullptr || buffer.bytes == 0) continue;
-      MARLIN_ASSIGN_OR_RETURN(const auto place, memory_.Find(buffer.data, buffer.bytes));
-      if (!place) caller->Add(buffer);
+      MARLIN_ASSIGN_OR_RETURN(const BufferPlace place, memory_.Find(buffer.data, buffer.bytes));
+      if (place.buffer == nullptr) caller->Add(buffer);
     }
   }
   return Status();
 }
 
-Result<BufferPlace> AppleDriver::PlaceOf(const KernelBuffer& buffer,
-                                         const CallerMemory& caller) const {
-  const bool empty = buffer.data == nullptr || buffer.bytes == 0;
-  const void* const data = empty ? unread_ : buffer.data;
-  MARLIN_ASSIGN_OR_RETURN(const auto place, memory_.Find(data, empty ? 1 : buffer.bytes));
-  return place ? *place : caller.Find(data);
+void AppleDriver::CommitOpen() {
+  const AutoreleaseScope scope;
+  const std::lock_guard lock(open_mutex_);
+  open_.Commit();
 }
 
-Result<std::vector<BoundLaunch>> AppleDriver::Bind(std::span<const KernelLaunch> launches,
-                                                   const CallerMemory& caller) {
-  std::vector<BoundLaunch> all;
-  for (const KernelLaunch& launch : launches) {
-    BoundLaunch bound;
-    bound.launch = &launch;
-    MARLIN_ASSIGN_OR_RETURN(bound.pipeline, kernels_.PipelineOf(launch));
-    for (const KernelBuffer& buffer : launch.buffers) {
-      MARLIN_ASSIGN_OR_RETURN(BufferPlace place, PlaceOf(buffer, caller));
-      bound.buffers.push_back(std::move(place));
-    }
-    all.push_back(std::move(bound));
-  }
-  return all;
+Status AppleDriver::Synchronize(void* stream) {
+  const auto* const queue = static_cast<const MTL::CommandQueue*>(stream);
+  if (queue == nullptr || queue == queue_.get()) CommitOpen();
+  return work_.Wait(queue);
 }
 
-/// Makes memory resident, and tells Metal that it is read, for hazards with earlier work.
-void UseReached(const ReachedMemory& memory, MTL::ComputeCommandEncoder* encoder) {
-  const auto& buffers = static_cast<const ReachedBuffers&>(memory).buffers;
-  std::vector<const MTL::Resource*> resources;
-  resources.reserve(buffers.size());
-  for (const auto& buffer : buffers) resources.push_back(buffer.get());
-  if (resources.empty()) return;
-  encoder->useResources(resources.data(), resources.size(), MTL::ResourceUsageRead);
-}
-
-Result<NS::SharedPtr<MTL::CommandBuffer>> AppleDriver::Encode(
-    MTL::CommandQueue* queue, std::span<const BoundLaunch> launches) {
-  // A command buffer retains the buffers that it references until it has completed.
-  NS::SharedPtr<MTL::CommandBuffer> commands = NS::RetainPtr(queue->commandBuffer());
-  // Serial: every dispatch sees the writes of the dispatches before it.
-  MTL::ComputeCommandEncoder* const encoder =
-      commands.get() == nullptr ? nullptr
-                                : commands->computeCommandEncoder(MTL::DispatchTypeSerial);
-  if (encoder == nullptr) {
-    return Status(Code::kDeviceLost,
-                  fmt::format("metal: {}: cannot create a command buffer", model_));
+Status AppleDriver::WaitFor(const MemoryRange& range, void* stream) {
+  const auto place = memory_.Find(range.data, std::max<int64_t>(range.bytes, 1));
+  if (!place.ok() || place->part == nullptr) return Synchronize(stream);
+  const auto* const queue = static_cast<const MTL::CommandQueue*>(stream);
+  if (queue == nullptr || queue == queue_.get()) {
+    const AutoreleaseScope scope;
+    const std::lock_guard lock(open_mutex_);
+    if (open_.Uses(place->part.get())) open_.Commit();
   }
-  const ReachedMemory* reached = nullptr;
-  for (const BoundLaunch& bound : launches) {
-    const KernelLaunch& launch = *bound.launch;
-    encoder->setComputePipelineState(bound.pipeline);
-    for (size_t i = 0; i < bound.buffers.size(); ++i) {
-      const auto index = static_cast<NS::UInteger>(launch.buffers[i].index);
-      encoder->setBuffer(bound.buffers[i].buffer.get(), bound.buffers[i].offset, index);
-    }
-    const std::span<const std::byte> parameters = ParameterBytes(launch);
-    encoder->setBytes(parameters.data(), parameters.size(), MARLIN_BUFFER_PARAMETERS);
-    // It stays resident until the encoder ends.
-    if (launch.reached != nullptr && launch.reached.get() != reached) {
-      reached = launch.reached.get();
-      UseReached(*launch.reached, encoder);
-    }
-    const auto& groups = launch.threadgroups;
-    encoder->dispatchThreadgroups(MTL::Size(groups[0], groups[1], groups[2]),
-                                  MTL::Size(launch.threads, 1, 1));
-  }
-  encoder->endEncoding();
-  return commands;
+  return work_.WaitFor(queue, place->part.get());
 }
 
 Status AppleDriver::RunAndCheck(std::span<const KernelLaunch> launches, void* stream,
@@ -276,22 +287,62 @@ Status AppleDriver::RunAndCheck(std::span<const KernelLaunch> launches, void* st
   if (queue->device() != device_.get()) {
     return Status(Code::kInvalidArgument, "stream: a command queue of another device");
   }
-  const auto caller = std::make_shared<CallerMemory>();
+  auto caller = std::make_shared<CallerMemory>();
   MARLIN_RETURN_IF_ERROR(FindCallerMemory(launches, caller.get()));
+  if (caller->empty() && queue == queue_.get()) return RunOpen(launches, check);
+  return RunAlone(launches, queue, std::move(caller), check);
+}
+
+/// Appends launches to the open command buffer.
+Status AppleDriver::RunOpen(std::span<const KernelLaunch> launches, const ResultCheck& check) {
+  const auto used = std::make_shared<UsedMemory>();
+  const LaunchBinder binder = BinderFor(queue_.get());
+  kernels_.Warm(launches);
+  // All errors of the launches are found before the first one runs.
+  std::vector<BoundLaunch> bound;
+  for (const KernelLaunch& launch : launches) {
+    MARLIN_ASSIGN_OR_RETURN(BoundLaunch each, binder.Bind(launch, {}, used.get()));
+    bound.push_back(std::move(each));
+  }
+  const std::lock_guard lock(open_mutex_);
+  for (size_t i = 0; i < bound.size(); ++i) {
+    open_.MakeRoom(bound[i].operations);
+    open_.Keep(used);
+    MARLIN_RETURN_IF_ERROR(open_.Append(launches[i], bound[i]));
+  }
+  open_.AddCheck(check);
+  return Status();
+}
+
+/// Runs launches in a command buffer of their own, after what is open.
+Status AppleDriver::RunAlone(std::span<const KernelLaunch> launches, MTL::CommandQueue* queue,
+                             std::shared_ptr<CallerMemory> caller, const ResultCheck& check) {
   if (!caller->empty()) {
     MARLIN_RETURN_IF_ERROR(work_.WaitForConflicts(queue, *caller));
     MARLIN_RETURN_IF_ERROR(caller->Map(device_.get()));
   }
-  // All errors of the launches are found before the first one runs.
-  MARLIN_ASSIGN_OR_RETURN(const std::vector<BoundLaunch> bound, Bind(launches, *caller));
-  MARLIN_ASSIGN_OR_RETURN(NS::SharedPtr<MTL::CommandBuffer> commands, Encode(queue, bound));
-  Submitted submitted{commands, queue, {}, caller, check, {}};
+  const auto used = std::make_shared<UsedMemory>();
+  const LaunchBinder binder = BinderFor(queue);
+  kernels_.Warm(launches);
+  std::vector<BoundLaunch> bound;
   for (const KernelLaunch& launch : launches) {
-    submitted.what += fmt::format("{}{}", submitted.what.empty() ? "" : ", ", launch.function);
-    if (launch.reached != nullptr) submitted.reached.push_back(launch.reached);
+    MARLIN_ASSIGN_OR_RETURN(BoundLaunch each, binder.Bind(launch, *caller, used.get()));
+    bound.push_back(std::move(each));
   }
-  commands->commit();
-  work_.Add(std::move(submitted));
+  NS::SharedPtr<MTL::CommandBuffer> commands;
+  {
+    const std::lock_guard lock(open_mutex_);
+    const bool is_own = queue == queue_.get();
+    if (is_own) open_.Commit();
+    OpenCommands alone({queue, is_own ? fence_.get() : nullptr, memory_.resident(), work_});
+    for (size_t i = 0; i < bound.size(); ++i) {
+      MARLIN_RETURN_IF_ERROR(alone.Append(launches[i], bound[i]));
+    }
+    alone.Keep(used);
+    alone.SetCaller(caller);
+    alone.AddCheck(check);
+    commands = alone.Commit();
+  }
   if (!caller->copied()) return Status();
   commands->waitUntilCompleted();
   MARLIN_RETURN_IF_ERROR(work_.Check());
@@ -299,18 +350,41 @@ Status AppleDriver::RunAndCheck(std::span<const KernelLaunch> launches, void* st
   return Status();
 }
 
+Result<std::unique_ptr<BoundLaunches>> AppleDriver::Bind(std::vector<CheckedLaunches> calls) {
+  MARLIN_RETURN_IF_ERROR(work_.Check());
+  const AutoreleaseScope scope;
+  CallerMemory caller;
+  for (const CheckedLaunches& call : calls) {
+    MARLIN_RETURN_IF_ERROR(FindCallerMemory(call.launches, &caller));
+  }
+  // The caller may unmap it while a buffer still maps it.
+  if (!caller.empty()) return std::unique_ptr<BoundLaunches>();
+  MARLIN_ASSIGN_OR_RETURN(RecordedLaunches launches,
+                          RecordedLaunches::Make(calls, BinderFor(queue_.get()), memory_));
+  return {std::make_unique<Recording>(*this, std::move(launches))};
+}
+
+Status AppleDriver::RunRecording(const RecordedLaunches& recording) {
+  MARLIN_RETURN_IF_ERROR(work_.Check());
+  const AutoreleaseScope scope;
+  const std::lock_guard lock(open_mutex_);
+  return recording.AppendTo(&open_);
+}
+
 }  // namespace
 
-Result<std::unique_ptr<Driver>> OpenAppleDriver() {
+Result<std::unique_ptr<Driver>> OpenAppleDriver(const AppleDriverOptions& options) {
   const AutoreleaseScope scope;
   NS::SharedPtr<MTL::Device> device = FindDevice();
   if (device.get() == nullptr) {
     return Status(Code::kUnsupported, "metal: Metal finds no GPU on this machine");
   }
   const auto wanted = ReadEnvironment("METAL_MARLIN_METAL_SELF_TEST");
-  const bool self_test = !wanted || wanted->value != "0";
+  const SelfTests tests{(!wanted || wanted->value != "0") && !options.for_list,
+                        !wanted || wanted->value != "all"};
   auto driver = std::make_unique<AppleDriver>(std::move(device));
-  MARLIN_RETURN_IF_ERROR(driver->Start(self_test));
+  MARLIN_RETURN_IF_ERROR(driver->Start(tests));
+  if (options.for_list) driver->TakeAsTested();
   return std::unique_ptr<Driver>(std::move(driver));
 }
 

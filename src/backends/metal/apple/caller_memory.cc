@@ -68,7 +68,7 @@ BufferPlace CallerMemory::Find(const void* data) const {
   const auto found = std::find_if(pieces_.begin(), pieces_.end(), [&](const Piece& piece) {
     return address >= piece.begin && address < piece.end;
   });
-  return {found->buffer, found->offset + (address - found->begin)};
+  return {found->buffer.get(), found->offset + (address - found->begin), nullptr};
 }
 
 bool CallerMemory::copied() const {

@@ -3,9 +3,10 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
-#include <optional>
 
+#include "backends/metal/apple/buffer_pieces.h"
 #include "backends/metal/apple/metal_cpp.h"
 #include "marlin/status.h"
 
@@ -13,37 +14,34 @@ namespace marlin::metal {
 
 /// A position in a buffer, in bytes.
 struct BufferPlace {
-  NS::SharedPtr<MTL::Buffer> buffer;
+  MTL::Buffer* buffer = nullptr;
   NS::UInteger offset = 0;
+  std::shared_ptr<const BufferPart> part;  ///< Null: the caller's memory.
 };
 
 /// Buffers shared by host and GPU. Thread-safe.
 class DeviceMemory {
  public:
-  /// Keeps the buffers resident for work on the queue if the system has residency sets (macOS 15),
-  /// up to its recommended working-set size: otherwise the first command buffer after every pause
-  /// would have to make the prepared weights resident again.
   DeviceMemory(NS::SharedPtr<MTL::Device> device, MTL::CommandQueue* queue);
 
-  /// Rounds up to whole pages. Errors: kOutOfMemory.
+  /// Aligned to 256 bytes. Errors: kOutOfMemory.
   Result<void*> Allocate(int64_t bytes);
-  /// Pending command buffers keep the memory alive.
+  /// The same for memory that nobody finds by its address.
+  Result<std::shared_ptr<const BufferPart>> Take(int64_t bytes) { return pieces_->Take(bytes); }
+  /// Parts that work in flight holds stay allocated.
   void Free(void* data);
 
-  /// The buffer and offset of [data, data + bytes); nullopt: not in this memory. Errors:
-  /// kInvalidArgument for a range that is only partly in it.
-  Result<std::optional<BufferPlace>> Find(const void* data, int64_t bytes) const;
+  /// The buffer, offset and part of [data, data + bytes); without a buffer: not in this memory.
+  /// Errors: kInvalidArgument for a range that is only partly in one allocation.
+  Result<BufferPlace> Find(const void* data, int64_t bytes) const;
 
-  bool keeps_resident() const { return resident_.get() != nullptr; }
+  ResidentBuffers& resident() const { return pieces_->resident(); }
 
  private:
-  void AddResident(MTL::Buffer* buffer);
-  void RemoveResident(MTL::Buffer* buffer);
-
-  NS::SharedPtr<MTL::Device> device_;
-  NS::SharedPtr<MTL::ResidencySet> resident_;
+  const std::shared_ptr<BufferPieces> pieces_;
   mutable std::mutex mutex_;
-  std::map<uintptr_t, NS::SharedPtr<MTL::Buffer>> buffers_;  ///< By address of the first byte.
+  /// By address of the first byte.
+  std::map<uintptr_t, std::shared_ptr<const BufferPart>> parts_;
 };
 
 }  // namespace marlin::metal

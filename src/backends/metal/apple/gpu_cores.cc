@@ -3,8 +3,7 @@
 #include <CoreFoundation/CoreFoundation.h>
 #include <IOKit/IOKitLib.h>
 
-#include <array>
-#include <utility>
+#include "backends/metal/runtime/core_names.h"
 
 namespace marlin::metal {
 namespace {
@@ -27,13 +26,6 @@ int CoresOfService(CFMutableDictionaryRef matching) {
   return cores;
 }
 
-/// The highest GPU core count that each chip is sold with, from Apple's specifications.
-constexpr std::pair<std::string_view, int> kMostCores[] = {
-    {"Apple M1", 8},  {"Apple M1 Pro", 16}, {"Apple M1 Max", 32}, {"Apple M1 Ultra", 64},
-    {"Apple M2", 10}, {"Apple M2 Pro", 19}, {"Apple M2 Max", 38}, {"Apple M2 Ultra", 76},
-    {"Apple M3", 10}, {"Apple M3 Pro", 18}, {"Apple M3 Max", 40}, {"Apple M3 Ultra", 80},
-    {"Apple M4", 10}, {"Apple M4 Pro", 20}, {"Apple M4 Max", 40}, {"Apple M5", 10},
-};
 constexpr int kAssumedCores = 8;
 
 }  // namespace
@@ -42,9 +34,7 @@ CoreCount CountCores(uint64_t registry_id, std::string_view name) {
   int cores = CoresOfService(IORegistryEntryIDMatching(registry_id));
   if (cores <= 0) cores = CoresOfService(IOServiceMatching("AGXAccelerator"));
   if (cores > 0) return {cores, "counted"};
-  for (const auto& [chip, most] : kMostCores) {
-    if (chip == name) return {most, "by name"};
-  }
+  if (const int most = MostCoresOf(name); most > 0) return {most, "by name"};
   return {kAssumedCores, "assumed"};
 }
 

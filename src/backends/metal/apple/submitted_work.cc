@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace marlin::metal {
@@ -12,12 +13,47 @@ bool HasEnded(const Submitted& work) {
   return status == MTL::CommandBufferStatusCompleted || status == MTL::CommandBufferStatusError;
 }
 
+/// The labels of the encoders that Metal blames, "; faulted: marlin 7: marlin_gemv_1".
+std::string BlameOf(const NS::Error* error) {
+  std::string blame;
+  const NS::Dictionary* const info = error == nullptr ? nullptr : error->userInfo();
+  const auto* const encoders =
+      info == nullptr ? nullptr : info->object<NS::Array>(MTL::CommandBufferEncoderInfoErrorKey);
+  const NS::UInteger count = encoders == nullptr ? 0 : encoders->count();
+  for (NS::UInteger i = 0; i < count; ++i) {
+    const auto* const encoder = encoders->object<MTL::CommandBufferEncoderInfo>(i);
+    const MTL::CommandEncoderErrorState state = encoder->errorState();
+    if (state == MTL::CommandEncoderErrorStateFaulted) {
+      blame += "; faulted: " + TextOf(encoder->label());
+    } else if (state == MTL::CommandEncoderErrorStateAffected) {
+      blame += "; affected: " + TextOf(encoder->label());
+    }
+  }
+  return blame;
+}
+
+/// The code of a failure after which the GPU still takes work; kDeviceLost: it does not, or this is
+/// unknown.
+Code CodeOf(NS::Integer error) {
+  switch (error) {
+    case MTL::CommandBufferErrorOutOfMemory:
+      return Code::kOutOfMemory;
+    case MTL::CommandBufferErrorTimeout:
+    case MTL::CommandBufferErrorPageFault:
+    case MTL::CommandBufferErrorInvalidResource:
+    case MTL::CommandBufferErrorStackOverflow:
+      return Code::kInternal;
+    default:
+      return Code::kDeviceLost;
+  }
+}
+
 Status OutcomeOf(const Submitted& work) {
   if (work.commands->status() != MTL::CommandBufferStatusError) return Status();
   const NS::Error* const error = work.commands->error();
-  return Status(Code::kDeviceLost,
-                fmt::format("metal: {}: {} (MTLCommandBufferError {})", work.what, TextOf(error),
-                            error == nullptr ? 0 : error->code()));
+  const NS::Integer code = error == nullptr ? 0 : error->code();
+  return Status(CodeOf(code), fmt::format("metal: {}: {} (MTLCommandBufferError {}{})", work.what,
+                                          TextOf(error), code, BlameOf(error)));
 }
 
 }  // namespace
@@ -30,23 +66,60 @@ void SubmittedWork::Add(Submitted work) {
 Status SubmittedWork::Check() {
   const AutoreleaseScope scope;
   const std::lock_guard<std::mutex> lock(mutex_);
-  return CheckLocked();
+  if (Status lost = CheckLocked(); !lost.ok()) return lost;
+  const std::thread::id self = std::this_thread::get_id();
+  for (const Failure& failure : failures_) {
+    const auto& untold = failure.untold;
+    if (std::find(untold.begin(), untold.end(), self) != untold.end()) return failure.status;
+  }
+  return Status();
+}
+
+/// Takes over the outcome of ended work.
+void SubmittedWork::Finish(const Submitted& work) {
+  Status outcome = OutcomeOf(work);
+  if (!outcome.ok() && outcome.code() == Code::kDeviceLost) {
+    if (lost_.ok()) lost_ = outcome;
+  } else if (!outcome.ok()) {
+    failures_.push_back({outcome, work.threads, false});
+  }
+  // Checks of failed work put their words back, too.
+  for (const ResultCheck& check : work.checks) {
+    Status wrong = check();
+    if (outcome.ok() && !wrong.ok()) wrong_.push_back({work.queue, std::move(wrong)});
+  }
 }
 
 Status SubmittedWork::CheckLocked() {
   std::erase_if(work_, [&](const Submitted& work) {
     if (!HasEnded(work)) return false;
-    const Status outcome = OutcomeOf(work);
-    if (failure_.ok()) failure_ = outcome;
-    if (!outcome.ok() || !work.check) return true;
-    if (Status wrong = work.check(); !wrong.ok()) wrong_.push_back({work.queue, std::move(wrong)});
+    Finish(work);
     return true;
   });
-  return failure_;
+  return lost_;
+}
+
+/// The errors that a wait for a queue returns.
+Status SubmittedWork::TellLocked(const MTL::CommandQueue* queue) {
+  const std::thread::id self = std::this_thread::get_id();
+  Status first;
+  for (Failure& failure : failures_) {
+    const bool its = std::erase(failure.untold, self) > 0;
+    if (!its && failure.told) continue;
+    failure.told = true;
+    if (first.ok()) first = failure.status;
+  }
+  std::erase_if(failures_, [](const Failure& failure) { return failure.untold.empty(); });
+  std::erase_if(wrong_, [&](const WrongOperand& wrong) {
+    if (queue != nullptr && wrong.queue != queue) return false;
+    if (first.ok()) first = wrong.status;
+    return true;
+  });
+  return first;
 }
 
 template <typename Wanted>
-Status SubmittedWork::WaitFor(const Wanted& wanted) {
+Status SubmittedWork::WaitForWork(const Wanted& wanted) {
   const AutoreleaseScope scope;
   std::vector<NS::SharedPtr<MTL::CommandBuffer>> waited;
   {
@@ -55,31 +128,47 @@ Status SubmittedWork::WaitFor(const Wanted& wanted) {
       if (wanted(work)) waited.push_back(work.commands);
     }
   }
-  // Waits without the lock, so that other threads can submit.
-  for (const auto& commands : waited) commands->waitUntilCompleted();
+  // Waits without the lock, so that other threads can submit. When the last one has completed, the
+  // others have, too, as a rule.
+  std::for_each(waited.rbegin(), waited.rend(), [](const auto& commands) {
+    if (commands->status() < MTL::CommandBufferStatusCompleted) commands->waitUntilCompleted();
+  });
   const std::lock_guard<std::mutex> lock(mutex_);
   return CheckLocked();
 }
 
 Status SubmittedWork::Wait(const MTL::CommandQueue* queue) {
-  const auto is_its = [&](const MTL::CommandQueue* other) {
-    return queue == nullptr || other == queue;
-  };
-  const Status waited = WaitFor([&](const Submitted& work) { return is_its(work.queue); });
+  const Status waited = WaitForWork(
+      [&](const Submitted& work) { return queue == nullptr || work.queue == queue; });
   if (!waited.ok()) return waited;
   const std::lock_guard<std::mutex> lock(mutex_);
-  Status first;
-  std::erase_if(wrong_, [&](const WrongOperand& wrong) {
-    if (!is_its(wrong.queue)) return false;
-    if (first.ok()) first = wrong.status;
-    return true;
+  return TellLocked(queue);
+}
+
+Status SubmittedWork::WaitFor(const MTL::CommandQueue* queue, const BufferPart* part) {
+  bool waits = false;
+  const Status waited = WaitForWork([&](const Submitted& work) {
+    const bool its = queue == nullptr || work.queue == queue;
+    const bool uses = its && std::any_of(work.used.begin(), work.used.end(),
+                                         [part](const auto& used) { return used->Has(part); });
+    waits |= uses;
+    return uses;
   });
-  return first;
+  if (!waited.ok() || !waits) return waited;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return TellLocked(queue);
 }
 
 Status SubmittedWork::WaitForConflicts(const MTL::CommandQueue* queue, const CallerMemory& caller) {
-  return WaitFor([&](const Submitted& work) {
+  return WaitForWork([&](const Submitted& work) {
     return work.queue == queue && work.caller != nullptr && work.caller->Conflicts(caller);
+  });
+}
+
+bool SubmittedWork::Runs(const MTL::CommandQueue* queue) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return std::any_of(work_.begin(), work_.end(), [queue](const Submitted& work) {
+    return work.queue == queue && !HasEnded(work);
   });
 }
 

@@ -49,7 +49,7 @@ Status MetalDecoder::RouteRows(const RouteRowsCall& call, const OperationContext
 template <typename Call>
 Status MetalDecoder::RunOnDevice(const Call& call, const OperationContext& context) const {
   const DeviceShape shape = driver_.Shape();
-  CallContext made{shape, context.workspace, *errors_};
+  CallContext made{shape, context.workspace, *errors_, driver_};
   MARLIN_RETURN_IF_ERROR(Launch(call, &made));
   if (made.launches.empty()) return Status();
   if (made.checks.empty()) return driver_.Run(made.launches, context.stream);

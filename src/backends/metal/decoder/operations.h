@@ -1,5 +1,5 @@
 // How the Metal backend runs decoder operations. For a row of decoder_operations.def whose `metal`
-// column is not kAbsent, the operation's folder defines these functions beside its launches:
+// column is not kAbsent, the operation's folder defines these functions next to its launches:
 //
 //   bool Takes(const NameCall& call, const DeviceShape& shape);
 //       Whether kernels run the call; if not, the host does.
@@ -10,8 +10,11 @@
 //       kScratch: the workspace of a call that it takes.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -28,20 +31,36 @@ struct CallContext {
   const DeviceShape& shape;
   void* workspace;  ///< WorkspaceBytes of the call, aligned to 64 bytes.
   ErrorWords& errors;
+  const Driver& driver;  ///< For addresses.
   std::vector<KernelLaunch> launches = {};
   std::vector<ResultCheck> checks = {};
 
-  /// A word in which a launch reports wrong values, and which is `initial` before it. `error_of`
-  /// makes the error of another word; it keeps copies of what it needs. Errors: kOutOfMemory.
+  using Words = std::span<const ErrorWords::Word>;
+  /// Words in which launches report wrong values, and which are `initial` before them. `error_of`
+  /// makes the error of other words; it keeps copies of what it needs. Errors: kOutOfMemory.
+  Result<std::span<ErrorWords::Word>> TakeWords(int64_t count, const ErrorWords::Word& initial,
+                                                std::function<Status(Words words)> error_of) {
+    MARLIN_ASSIGN_OR_RETURN(const std::shared_ptr<ErrorWords::Word> first, errors.Take(count));
+    const std::span<ErrorWords::Word> words(first.get(), static_cast<size_t>(count));
+    std::fill(words.begin(), words.end(), initial);
+    checks.emplace_back([first, words, initial, error_of = std::move(error_of)]() -> Status {
+      const auto is_initial = [&](const ErrorWords::Word& word) { return word == initial; };
+      if (std::all_of(words.begin(), words.end(), is_initial)) return Status();
+      Status error = error_of(words);
+      std::fill(words.begin(), words.end(), initial);
+      return error;
+    });
+    return words;
+  }
+  /// The same for one word.
   Result<ErrorWords::Word*> TakeWord(const ErrorWords::Word& initial,
                                      std::function<Status(const ErrorWords::Word& word)> error_of) {
-    MARLIN_ASSIGN_OR_RETURN(const std::shared_ptr<ErrorWords::Word> word, errors.Take());
-    *word = initial;
-    checks.emplace_back([word, initial, error_of = std::move(error_of)]() -> Status {
-      const ErrorWords::Word found = std::exchange(*word, initial);
-      return found == initial ? Status() : error_of(found);
-    });
-    return word.get();
+    const auto of_first = [error_of = std::move(error_of)](Words words) {
+      return error_of(words.front());
+    };
+    MARLIN_ASSIGN_OR_RETURN(const std::span<ErrorWords::Word> words,
+                            TakeWords(1, initial, of_first));
+    return words.data();
   }
 };
 

@@ -105,8 +105,7 @@ int64_t MostMatricesOf(const LaunchPlan& plan, const GemmDesc& desc) {
   // Only a kernel that is chosen by name has partials that must be cleared.
   if (plan.zeroes || BatchedOf(plan.function) == nullptr) return 1;
   // Cannot overflow: RowsOfPart has at most kMostOperationsOfPart, or one tile of rows.
-  const int64_t operations = 2 * desc.m * desc.n * std::max<int64_t>(desc.k, 1);
-  return std::clamp<int64_t>(kMostOperationsOfPart / operations, 1, kMostMatrices);
+  return std::clamp<int64_t>(kMostOperationsOfPart / OperationsOf(desc), 1, kMostMatrices);
 }
 
 GemmLaunches BatchLaunchesOf(const LaunchPlan& plan, std::span<const GemmCall> calls) {
@@ -119,6 +118,7 @@ GemmLaunches BatchLaunchesOf(const LaunchPlan& plan, std::span<const GemmCall> c
     launch.source = kernel.source;
     launch.function = kernel.function;
     launch.threadgroups[2] *= static_cast<uint32_t>(calls.size());
+    launch.operations *= others + 1;
     launch.other_parameters = ParameterBlock(batch);
     for (KernelBuffer& buffer : launch.buffers) {
       buffer.bytes += others * StrideOf(batch, buffer.index);

@@ -5,7 +5,7 @@
 
 #include "backends/metal/plan/kernel_table.h"
 #include "backends/metal/plan/kernel_text.h"
-#include "backends/metal/runtime/host_memory_driver.h"
+#include "backends/metal/runtime/memory_driver.h"
 #include "base/macros.h"
 #include "base/thread_pool.h"
 #include "layout/plain_weights.h"
@@ -13,16 +13,6 @@
 
 namespace marlin::metal {
 namespace {
-
-/// A driver that only allocates memory.
-class HostMemory final : public HostMemoryDriver {
- public:
-  DriverInfo Info() const override { return {"memory", "memory", {}}; }
-  DeviceShape Shape() const override { return {}; }
-  Status Run(std::span<const KernelLaunch> /*launches*/, void* /*stream*/) override {
-    return Status(Code::kUnsupported, "weights for other frameworks: this driver runs no kernels");
-  }
-};
 
 GemmDesc Describe(const WeightsSpec& spec, const ForeignCall& call) {
   GemmDesc desc;
@@ -94,7 +84,7 @@ Result<std::shared_ptr<PreparedStrips>> PrepareForeign(const QuantizedWeights& w
   plain.format = WiderFormat(plain.format);
   MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights taken, ConvertTo(plain, weights));
   ThreadPool pool(0);
-  return PreparedStrips::Make(taken, nullptr, std::make_shared<HostMemory>(), pool);
+  return PreparedStrips::Make(taken, nullptr, std::make_shared<MemoryDriver>(), pool);
 }
 
 Result<ForeignKernel> DescribeForeign(const KernelLaunch& launch) {
@@ -117,6 +107,14 @@ Result<GemmLaunches> ForeignLaunches(const PreparedStrips& weights, const Foreig
                                      const DeviceShape& device) {
   MARLIN_ASSIGN_OR_RETURN(const KernelChoice choice, Choose(weights, call, device));
   return LaunchesOf(choice, weights, call, device);
+}
+
+KernelLaunch ForeignLookUp(const PreparedStrips& weights, int64_t rows, DType type) {
+  KernelLaunch launch =
+      LookUpLaunch(weights, MutableTensorView(nullptr, type, {rows, weights.spec.k}));
+  launch.function = "marlin_look_up_i32";
+  launch.buffers.push_back({MARLIN_BUFFER_INPUT, nullptr, rows * int64_t{sizeof(int32_t)}});
+  return launch;
 }
 
 Result<std::vector<ForeignKernel>> PlanForeign(const PreparedStrips& weights,

@@ -54,6 +54,10 @@ struct ForeignKernel {
 Result<GemmLaunches> ForeignLaunches(const PreparedStrips& weights, const ForeignCall& call,
                                      const DeviceShape& device);
 
+/// The launch that looks up columns of one matrix, as rows [rows, k] of an element type, by i32 ids
+/// that are in range. Without addresses.
+KernelLaunch ForeignLookUp(const PreparedStrips& weights, int64_t rows, DType type);
+
 /// A launch without its addresses. Errors: kInvalidArgument (no such kernel).
 Result<ForeignKernel> DescribeForeign(const KernelLaunch& launch);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "backends/metal/gemm/row_parts.h"
 #include "backends/metal/gemm/strip_layout.h"
 #include "base/checked.h"
 
@@ -148,6 +149,7 @@ KernelLaunch SumsOf(const GemmCall& call, const LaunchPlan& plan) {
   launch.function = plan.function;
   launch.threadgroups = plan.threadgroups;
   launch.threads = plan.threads;
+  launch.operations = OperationsOf(call.desc);
   launch.constants = WeightConstants(weights);
   launch.constants[MARLIN_CONSTANT_INPUT_TYPE] = ElementTypeOf(call.desc.a_type);
   launch.constants[MARLIN_CONSTANT_ALIGNED_INPUT] = call.desc.aligned ? 1 : 0;
@@ -230,13 +232,11 @@ KernelLaunch DequantizeLaunch(const PreparedStrips& weights, int64_t expert,
   return launch;
 }
 
-KernelLaunch LookUpLaunch(const PreparedStrips& weights, const TensorView& ids,
-                          const MutableTensorView& out) {
-  const int64_t rows = ids.dim(0);
+KernelLaunch LookUpLaunch(const PreparedStrips& weights, const MutableTensorView& out) {
+  const int64_t rows = out.dim(0);
   KernelLaunch launch = DecodingLaunch(weights, 0, out, rows, weights.spec.k);
   launch.source = "look_up.metal";
   launch.function = "marlin_look_up";
-  launch.buffers.push_back({MARLIN_BUFFER_INPUT, ids.data(), ids.ByteCount()});
   launch.threadgroups[1] = static_cast<uint32_t>(rows);
   return launch;
 }

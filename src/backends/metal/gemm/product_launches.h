@@ -33,8 +33,8 @@ GemmLaunches LaunchesOf(const LaunchPlan& plan, const GemmCall& call);
 KernelLaunch DequantizeLaunch(const PreparedStrips& weights, int64_t expert,
                               const MutableTensorView& out);
 
-/// Embedding lookup: out[i, k] = column ids[i] of the weights, dequantized.
-KernelLaunch LookUpLaunch(const PreparedStrips& weights, const TensorView& ids,
-                          const MutableTensorView& out);
+/// Embedding lookup: out[i, k] = column ids[i] of the weights, dequantized. Without the ids, which
+/// rows/look_up_launches.cc binds.
+KernelLaunch LookUpLaunch(const PreparedStrips& weights, const MutableTensorView& out);
 
 }  // namespace marlin::metal

@@ -56,6 +56,7 @@ kernels::ElementType ElementTypeOf(ScaleType type) {
 
 kernels::ElementType ElementTypeOf(DType type) {
   if (type == DType::kBf16) return kernels::kElementBf16;
+  if (type == DType::kF8E4M3) return kernels::kElementE4M3;
   return type == DType::kF16 ? kernels::kElementF16 : kernels::kElementF32;
 }
 

@@ -7,13 +7,17 @@
 namespace marlin {
 namespace kernels {
 
+/// On bits: a compiler may assume that there are no such numbers.
+static inline bool IsNan(float x) { return (as_type<uint>(x) & 0x7fffffffu) > 0x7f800000u; }
+static inline bool IsFinite(float x) { return (as_type<uint>(x) & 0x7fffffffu) < 0x7f800000u; }
+
 static inline float FromBf16(ushort bits) { return as_type<float>(uint(bits) << 16); }
 
 /// Rounds to nearest, ties to even; NaNs stay NaNs. Integer arithmetic keeps this exact under every
 /// compiler option.
 static inline ushort ToBf16(float value) {
   const uint bits = as_type<uint>(value);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return ushort((bits >> 16) | 0x40u);
+  if (IsNan(value)) return ushort((bits >> 16) | 0x40u);
   return ushort((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
@@ -26,6 +30,22 @@ static inline float FromE8M0(uchar bits) {
 static inline float FromE4M3(uchar bits) {
   const ushort half_bits = ushort(((bits & 0x80) << 8) | ((bits & 0x7f) << 7));
   return float(as_type<half>(half_bits)) * 256.0f;
+}
+
+/// Rounds to nearest, ties to even, and saturates at +-448. NaN stays NaN.
+static inline uchar ToE4M3(float value) {
+  constexpr uint kMost = 0x7eu;
+  const uint bits = as_type<uint>(value) & 0x7fffffffu;
+  if (IsNan(value)) return 0x7f;
+  uint code = kMost;
+  if (bits < 0x3c800000u) {  // Below 2^-6: multiples of 2^-9.
+    const uint fraction = (bits & 0x7fffffu) | 0x800000u;
+    const uint drop = metal::min(141u - (bits >> 23), 31u);
+    code = (fraction + (1u << (drop - 1)) - 1u + (fraction >> drop & 1u)) >> drop;
+  } else if (bits < 0x43e00000u) {
+    code = ((bits + 0x7ffffu + (bits >> 20 & 1u)) >> 20) - 960u;
+  }
+  return uchar((as_type<uint>(value) >> 24 & 0x80u) | metal::min(code, kMost));
 }
 
 /// Element `index` of an array of `type`.
@@ -86,7 +106,29 @@ static inline float4 LoadQuad(device const uchar* data, int type, long index) {
   return QuadAt(data + index * (type == kElementF32 ? 4 : 2), type, 0);
 }
 
-/// Rounds once to f32, bf16 or f16.
+/// Two consecutive elements, the first at an even index.
+static inline float2 LoadPair(device const uchar* data, int type, long index) {
+  switch (type) {
+    case kElementBf16: {
+      const uint bits = ((device const uint*)data)[index / 2];
+      return float2(as_type<float>(bits << 16), as_type<float>(bits & 0xffff0000u));
+    }
+    case kElementF16:
+      return float2(((device const half2*)data)[index / 2]);
+    case kElementE8M0: {
+      const uchar2 bits = ((device const uchar2*)data)[index / 2];
+      return float2(FromE8M0(bits.x), FromE8M0(bits.y));
+    }
+    case kElementE4M3: {
+      const uchar2 bits = ((device const uchar2*)data)[index / 2];
+      return float2(FromE4M3(bits.x), FromE4M3(bits.y));
+    }
+    default:
+      return ((device const float2*)data)[index / 2];
+  }
+}
+
+/// Rounds once to f32, bf16, f16 or e4m3.
 static inline void StoreElement(device uchar* data, int type, long index, float value) {
   switch (type) {
     case kElementBf16:
@@ -94,6 +136,9 @@ static inline void StoreElement(device uchar* data, int type, long index, float 
       return;
     case kElementF16:
       ((device half*)data)[index] = half(value);
+      return;
+    case kElementE4M3:
+      data[index] = ToE4M3(value);
       return;
     default:
       ((device float*)data)[index] = value;

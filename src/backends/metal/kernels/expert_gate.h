@@ -10,16 +10,19 @@ namespace kernels {
 
 /// Clamps from above, except that NaNs stay NaNs even if the compiler assumes that there are none.
 static inline float AtMost(float x, float limit) {
-  const bool is_nan = (as_type<uint>(x) & 0x7fffffffu) > 0x7f800000u;
-  return !is_nan && x > limit ? limit : x;
+  return !IsNan(x) && x > limit ? limit : x;
 }
 
 /// activation(gate) * up, or with a limit the clamped form of GateOptions.
-static inline float GateProduct(float gate, float up, ExpertParameters p) {
+static inline float GateProduct(float gate, float up, float limit, float alpha) {
   if (!gate_limited) return Activate(gate) * up;
-  const float g = AtMost(gate, p.gate_limit);
-  const float u = AtMost(-AtMost(-up, p.gate_limit), p.gate_limit);
-  return (u + 1.0f) * TimesSigmoid(g, p.gate_alpha * g);
+  const float g = AtMost(gate, limit);
+  const float u = AtMost(-AtMost(-up, limit), limit);
+  return (u + 1.0f) * TimesSigmoid(g, alpha * g);
+}
+
+static inline float GateProduct(float gate, float up, ExpertParameters p) {
+  return GateProduct(gate, up, p.gate_limit, p.gate_alpha);
 }
 
 }  // namespace kernels

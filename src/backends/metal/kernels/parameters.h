@@ -33,21 +33,7 @@
 #ifndef MARLIN_BACKENDS_METAL_KERNELS_PARAMETERS_H_
 #define MARLIN_BACKENDS_METAL_KERNELS_PARAMETERS_H_
 
-#if defined(__METAL_VERSION__)
-#include <metal_stdlib>
-#define MARLIN_INT32 int
-#define MARLIN_INT64 long
-#define MARLIN_SHARED constant constexpr
-#define MARLIN_INLINE static inline
-// Required on every loop over register arrays: a non-constant index spills an array to memory.
-#define MARLIN_UNROLL _Pragma("clang loop unroll(full)")
-#else
-#include <cstdint>
-#define MARLIN_INT32 int32_t
-#define MARLIN_INT64 int64_t
-#define MARLIN_SHARED inline constexpr
-#define MARLIN_INLINE constexpr
-#endif
+#include "plan/integers/both_languages.h"
 
 namespace marlin {
 namespace kernels {
@@ -125,11 +111,15 @@ enum GroupSpan {
 #define MARLIN_CONSTANT_GATE_LIMITED 15    // GateOptions::limit is not 0; kernels of experts only.
 #define MARLIN_CONSTANT_EXTRA_TYPE 16      // Type of zero points or biases.
 #define MARLIN_CONSTANT_GLOBAL_DIVIDES 17  // Scales are divided by the global scale.
-#define MARLIN_CONSTANT_GROUP_LOG2 18      // log2 of group_size; 0: no power of two; kOneGroup.
-#define MARLIN_CONSTANT_WHOLE_K 19         // k is a multiple of 128.
-#define MARLIN_CONSTANT_WHOLE_M 20         // m is a multiple of the rows of a threadgroup.
-#define MARLIN_CONSTANT_INTEGER_ZEROS 21   // Codes and zero points are integers.
-#define MARLIN_CONSTANT_COUNT 22
+#define MARLIN_CONSTANT_KEY_TYPE 18        // Of attention, as the three below.
+#define MARLIN_CONSTANT_VALUE_TYPE 19
+#define MARLIN_CONSTANT_PAGED_KEYS 20    // Keys and values are in pages, not in tensors.
+#define MARLIN_CONSTANT_ALIGNED_KEYS 21  // Every four features of keys and values are aligned.
+#define MARLIN_CONSTANT_GROUP_LOG2 22      // log2 of group_size; 0: no power of two; kOneGroup.
+#define MARLIN_CONSTANT_WHOLE_K 23         // k is a multiple of 128.
+#define MARLIN_CONSTANT_WHOLE_M 24         // m is a multiple of the rows of a threadgroup.
+#define MARLIN_CONSTANT_INTEGER_ZEROS 25   // Codes and zero points are integers.
+#define MARLIN_CONSTANT_COUNT 26
 
 // Indices of the buffers. Absent operands are bound to a buffer that is not read.
 #define MARLIN_BUFFER_CODES 0

@@ -9,26 +9,28 @@
 //
 // Ids and weights equal a double-precision router's (soft_double.h) under every compiler
 // option. Reads of keys per lane: experts / 32, and again for each selection of its own.
-// Threadgroup memory: 13,312 bytes.
+// Threadgroup memory: 12 bytes per expert that there is room for, and 1,024.
 #ifndef MARLIN_BACKENDS_METAL_KERNELS_ROUTE_H_
 #define MARLIN_BACKENDS_METAL_KERNELS_ROUTE_H_
 
 #include <metal_atomic>
 
+#include "backends/metal/kernels/elements.h"
 #include "backends/metal/kernels/router_parameters.h"
-#include "backends/metal/kernels/soft_double.h"
+#include "backends/metal/kernels/shuffle.h"
+#include "plan/integers/soft_double.h"
 
 namespace marlin {
 namespace kernels {
 
 constant constexpr uint kNoKey = 0xffffffffu;
-constant constexpr uint kMinusInfinityBits = 0xff800000u;
 /// OrderedOf the least finite double: an expert that may be selected is above those that may not.
 constant constexpr ulong kLeastChoice = 0x0010000000000000ul;
 
 /// Buffers of a row; ids and weights begin at it.
 struct RouterRow {
   device const float* choice_bias;
+  device const uint* scales;  ///< Bits of floats.
   device int* ids;
   device float* weights;
   device metal::atomic_uint* error;
@@ -37,18 +39,10 @@ struct RouterRow {
 
 /// Threadgroup memory of a row.
 struct RouterScratch {
-  float logits[kMostRouterExperts];
-  ulong keys[kMostRouterExperts];
-  ulong group_sums[kMostRouterGroups];
+  threadgroup float* logits;
+  threadgroup ulong* keys;
+  threadgroup ulong* group_sums;  ///< [kMostRouterGroups]
 };
-
-static inline ulong ShuffleXor(ulong value, ushort mask) {
-  const uint low = metal::simd_shuffle_xor(uint(value), mask);
-  const uint high = metal::simd_shuffle_xor(uint(value >> 32), mask);
-  return ulong(high) << 32 | low;
-}
-
-static inline bool IsNan(float x) { return (as_type<uint>(x) & 0x7fffffffu) > kFloatInfinity; }
 
 /// Integers that are ordered as floats are; its own inverse.
 static inline int OrderedInt(int bits) { return bits ^ ((bits >> 31) & 0x7fffffff); }
@@ -77,13 +71,13 @@ static METAL_FUNC bool HasNanBias(RouterRow row, ushort lane, RouterParameters p
 }
 
 /// Whether a row has no softmax or sigmoid.
-static METAL_FUNC bool HasBadLogit(threadgroup const RouterScratch* scratch, RouterRow row,
+static METAL_FUNC bool HasBadLogit(RouterScratch scratch, RouterRow row,
                                    ushort lane, RouterParameters p) {
   const uint first_key = uint(p.experts) + uint(row.row) * uint(RouterKeys(p.experts));
   uint key = kNoKey;
   bool is_finite = false;
   for (int e = lane; e < p.experts; e += kLanes) {
-    const uint bits = as_type<uint>(scratch->logits[e]);
+    const uint bits = as_type<uint>(scratch.logits[e]);
     const uint magnitude = bits & 0x7fffffffu;
     is_finite = is_finite || magnitude < kFloatInfinity;
     if (bits != kFloatInfinity && magnitude <= kFloatInfinity) continue;
@@ -132,11 +126,11 @@ struct Softmax {
   Wide factor;
 };
 
-static METAL_FUNC Softmax SoftmaxOf(threadgroup const RouterScratch* scratch, ushort lane,
+static METAL_FUNC Softmax SoftmaxOf(RouterScratch scratch, ushort lane,
                                     RouterParameters p) {
   int ordered = OrderedInt(int(kMinusInfinityBits));
   for (int e = lane; e < p.experts; e += kLanes) {
-    ordered = metal::max(ordered, OrderedInt(as_type<int>(scratch->logits[e])));
+    ordered = metal::max(ordered, OrderedInt(as_type<int>(scratch.logits[e])));
   }
   Softmax softmax;
   softmax.largest = LargestOfLanes(ordered);
@@ -144,12 +138,11 @@ static METAL_FUNC Softmax SoftmaxOf(threadgroup const RouterScratch* scratch, us
   constexpr int kIntegerBits = 10;
   ulong sum = 0;
   for (int e = lane; e < p.experts; e += kLanes) {
-    const Wide power = ExpOfMinus(Distance(softmax.largest, scratch->logits[e]));
+    const Wide power = ExpOfMinus(Distance(softmax.largest, scratch.logits[e]));
     const int shift = kIntegerBits - power.exponent;
     if (shift < 64) sum += power.mantissa >> shift;
   }
-  for (ushort step = kLanes / 2; step > 0; step /= 2) sum += ShuffleXor(sum, step);
-  softmax.factor = Reciprocal(Normalized(sum, kIntegerBits));
+  softmax.factor = Reciprocal(Normalized(SumOfLanes(sum), kIntegerBits));
   return softmax;
 }
 
@@ -158,19 +151,19 @@ static METAL_FUNC Wide ScoreOf(float logit, Softmax softmax, RouterParameters p)
   return Multiply(ExpOfMinus(Distance(softmax.largest, logit)), softmax.factor);
 }
 
-static METAL_FUNC void FillKeys(threadgroup RouterScratch* scratch, RouterRow row, Softmax softmax,
+static METAL_FUNC void FillKeys(RouterScratch scratch, RouterRow row, Softmax softmax,
                                 ushort lane, RouterParameters p) {
   for (int e = lane; e < p.experts; e += kLanes) {
-    const float logit = scratch->logits[e];
+    const float logit = scratch.logits[e];
     ulong choice = p.scoring == kScoreSoftmaxOfChosen ? DoubleOfFloat(logit)
                                                       : DoubleOf(ScoreOf(logit, softmax, p));
     if (p.has_choice_bias) choice = AddDoubles(choice, DoubleOfFloat(row.choice_bias[e]));
-    scratch->keys[e] = LargerOf(OrderedOf(choice), kLeastChoice);
+    scratch.keys[e] = LargerOf(OrderedOf(choice), kLeastChoice);
   }
 }
 
-/// A group's key: the key of the sum of its two best experts.
-static METAL_FUNC ulong KeyOfGroup(threadgroup const ulong* keys, int size) {
+/// A group's key: the key of its best expert, or of the sum of its two best ones.
+static METAL_FUNC ulong KeyOfGroup(threadgroup const ulong* keys, int size, int best_of_group) {
   ulong best = 0;
   ulong second = 0;
   for (int i = 0; i < size; ++i) {
@@ -178,29 +171,29 @@ static METAL_FUNC ulong KeyOfGroup(threadgroup const ulong* keys, int size) {
     second = LargerOf(second, SmallerOf(best, key));
     best = LargerOf(best, key);
   }
-  if (size == 1) return best;
+  if (size == 1 || best_of_group == 1) return best;
   return OrderedOf(AddDoubles(DoubleOfOrdered(best), DoubleOfOrdered(second)));
 }
 
 /// Group-limited routing: excludes the experts of all but the top_groups groups. Ties keep the
 /// lower group.
-static METAL_FUNC void DropGroups(threadgroup RouterScratch* scratch, ushort lane,
+static METAL_FUNC void DropGroups(RouterScratch scratch, ushort lane,
                                   RouterParameters p) {
   const int size = p.experts / p.groups;
   metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
   for (int group = lane; group < p.groups; group += kLanes) {
-    scratch->group_sums[group] = KeyOfGroup(scratch->keys + group * size, size);
+    scratch.group_sums[group] = KeyOfGroup(scratch.keys + group * size, size, p.best_of_group);
   }
   metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
   for (int group = lane; group < p.groups; group += kLanes) {
-    const ulong mine = scratch->group_sums[group];
+    const ulong mine = scratch.group_sums[group];
     int before = 0;
     for (int other = 0; other < p.groups; ++other) {
-      const ulong sum = scratch->group_sums[other];
+      const ulong sum = scratch.group_sums[other];
       if (sum > mine || (sum == mine && other < group)) ++before;
     }
     if (before < p.top_groups) continue;
-    for (int i = 0; i < size; ++i) scratch->keys[group * size + i] = 0;
+    for (int i = 0; i < size; ++i) scratch.keys[group * size + i] = 0;
   }
   metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
 }
@@ -217,15 +210,15 @@ static inline Candidate BetterOf(Candidate a, Candidate b) {
   return second ? b : a;
 }
 
-static METAL_FUNC Candidate BestOfLane(threadgroup const RouterScratch* scratch, ushort lane,
+static METAL_FUNC Candidate BestOfLane(RouterScratch scratch, ushort lane,
                                        RouterParameters p) {
   Candidate best = {0, p.experts};
-  for (int e = lane; e < p.experts; e += kLanes) best = BetterOf(best, {scratch->keys[e], e});
+  for (int e = lane; e < p.experts; e += kLanes) best = BetterOf(best, {scratch.keys[e], e});
   return best;
 }
 
 /// Lane i % 32 writes selection i, and reads it again in Weigh.
-static METAL_FUNC void SelectExperts(threadgroup RouterScratch* scratch, RouterRow row, ushort lane,
+static METAL_FUNC void SelectExperts(RouterScratch scratch, RouterRow row, ushort lane,
                                      RouterParameters p) {
   Candidate of_lane = BestOfLane(scratch, lane, p);
   for (int i = 0; i < p.top_k; ++i) {
@@ -237,7 +230,7 @@ static METAL_FUNC void SelectExperts(threadgroup RouterScratch* scratch, RouterR
     }
     if (lane == i % kLanes) row.ids[i] = best.expert;
     if (lane == best.expert % kLanes) {
-      scratch->keys[best.expert] = 0;
+      scratch.keys[best.expert] = 0;
       of_lane = BestOfLane(scratch, lane, p);
     }
   }
@@ -245,11 +238,11 @@ static METAL_FUNC void SelectExperts(threadgroup RouterScratch* scratch, RouterR
 
 /// The largest logit of the selected experts. Without a finite one all have equal weights: they are
 /// at no distance from it.
-static METAL_FUNC float LargestOfSelected(threadgroup const RouterScratch* scratch, RouterRow row,
+static METAL_FUNC float LargestOfSelected(RouterScratch scratch, RouterRow row,
                                           ushort lane, RouterParameters p) {
   int ordered = OrderedInt(int(kMinusInfinityBits));
   for (int i = lane; i < p.top_k; i += kLanes) {
-    ordered = metal::max(ordered, OrderedInt(as_type<int>(scratch->logits[row.ids[i]])));
+    ordered = metal::max(ordered, OrderedInt(as_type<int>(scratch.logits[row.ids[i]])));
   }
   return LargestOfLanes(ordered);
 }
@@ -260,7 +253,26 @@ static METAL_FUNC Wide SelectedScore(float logit, Softmax softmax, RouterParamet
   return ExpOfMinus(none_finite ? 0ul : Distance(softmax.largest, logit));
 }
 
-static METAL_FUNC void Weigh(threadgroup const RouterScratch* scratch, RouterRow row,
+static inline Wide LargerWide(Wide a, Wide b) {
+  const bool larger = a.mantissa == 0 || (b.mantissa != 0 && (b.exponent > a.exponent ||
+                      (b.exponent == a.exponent && b.mantissa > a.mantissa)));
+  return larger ? b : a;
+}
+
+/// The bits of a weight times a scale, which may be any number.
+static METAL_FUNC uint ScaledBits(Wide weight, uint scale) {
+  constexpr uint kNan = 0x7fc00000u;
+  const uint magnitude = scale & 0x7fffffffu;
+  const Wide product = Multiply(weight, WideOfBits(magnitude));
+  uint bits = uint(RoundedBits(product, kFloatDigits, kFloatLeast));
+  if (magnitude == kFloatInfinity && weight.mantissa != 0) bits = kFloatInfinity;
+  if (magnitude > kFloatInfinity || (magnitude == kFloatInfinity && weight.mantissa == 0)) {
+    bits = kNan;
+  }
+  return bits ^ (scale & 0x80000000u);
+}
+
+static METAL_FUNC void Weigh(RouterScratch scratch, RouterRow row,
                              Softmax softmax, ushort lane, RouterParameters p) {
   const bool of_chosen = p.scoring == kScoreSoftmaxOfChosen;
   if (of_chosen) softmax.largest = LargestOfSelected(scratch, row, lane, p);
@@ -268,7 +280,7 @@ static METAL_FUNC void Weigh(threadgroup const RouterScratch* scratch, RouterRow
   if (p.normalize || of_chosen) {
     Wide sum = {0, 0};
     for (int i = lane; i < p.top_k; i += kLanes) {
-      sum = Add(sum, SelectedScore(scratch->logits[row.ids[i]], softmax, p));
+      sum = Add(sum, SelectedScore(scratch.logits[row.ids[i]], softmax, p));
     }
     for (ushort step = kLanes / 2; step > 0; step /= 2) {
       const Wide other = {ShuffleXor(sum.mantissa, step),
@@ -276,18 +288,20 @@ static METAL_FUNC void Weigh(threadgroup const RouterScratch* scratch, RouterRow
       sum = Add(sum, other);
     }
     // 1e-20: all scores may be 0, which must not become 0 / 0.
-    factor = Multiply(factor, Reciprocal(Add(sum, Wide{0xbce5086492111800ul, -67})));
+    sum = Add(sum, Wide{0xbce5086492111800ul, -67});
+    if (!of_chosen) sum = LargerWide(sum, WideOfFloat(p.least_sum));
+    factor = Multiply(factor, Reciprocal(sum));
   }
   const uint sign = as_type<uint>(p.scaling_factor) & 0x80000000u;
   for (int i = lane; i < p.top_k; i += kLanes) {
-    const Wide score = SelectedScore(scratch->logits[row.ids[i]], softmax, p);
-    const float weight = FloatOf(Multiply(score, factor));
-    row.weights[i] = as_type<float>(as_type<uint>(weight) | sign);
+    const Wide score = SelectedScore(scratch.logits[row.ids[i]], softmax, p);
+    const uint scale = p.has_scales ? row.scales[row.ids[i]] : as_type<uint>(1.0f);
+    row.weights[i] = as_type<float>(ScaledBits(Multiply(score, factor), scale) ^ sign);
   }
 }
 
 /// Routes the logits in *scratch, of which every lane has written its own.
-static METAL_FUNC void RouteRow(threadgroup RouterScratch* scratch, RouterRow row, ushort lane,
+static METAL_FUNC void RouteRow(RouterScratch scratch, RouterRow row, ushort lane,
                                 RouterParameters p) {
   metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
   if (row.row == 0 && p.has_choice_bias && HasNanBias(row, lane, p)) return;

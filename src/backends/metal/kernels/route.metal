@@ -6,6 +6,8 @@
 //   simdgroup s has strips s, s + 8, ... of 8 experts; if there are less than 8, 8 / strips
 //   simdgroups have every such chunk of a strip each, and their sums are added in order
 //
+// Each has an instance for more experts, whose threadgroups take twice the memory.
+//
 // fp32 fma of bf16, f16 or f32 weights. The order of additions depends on the matrix alone, so that
 // a row has the same bits whatever the other rows are.
 #include "backends/metal/kernels/gemv.h"
@@ -15,26 +17,42 @@ using namespace metal;
 using namespace marlin::kernels;
 
 static inline RouterRow RowAt(device int* ids, device float* weights,
-                              device const float* choice_bias, device atomic_uint* error, uint row,
-                              RouterParameters p) {
-  const RouterRow made = {choice_bias, ids + long(row) * p.ids_stride,
-                          weights + long(row) * p.weights_stride, error, int(row)};
+                              device const float* choice_bias, device const uint* scales,
+                              device atomic_uint* error, uint row, RouterParameters p) {
+  const RouterRow made = {choice_bias,
+                          scales,
+                          ids + long(row) * p.ids_stride,
+                          weights + long(row) * p.weights_stride,
+                          error,
+                          int(row)};
   return made;
 }
 
-[[kernel]] void moe_router_topk(
+template <int kExperts>
+[[kernel]] void marlin_route(
     device const float* logits [[buffer(MARLIN_BUFFER_INPUT)]],
+    device const uint* scales [[buffer(MARLIN_BUFFER_ROUTER_SCALES)]],
     device int* ids [[buffer(MARLIN_BUFFER_ROUTER_IDS)]],
     device float* weights [[buffer(MARLIN_BUFFER_ROUTER_WEIGHTS)]],
     device const float* choice_bias [[buffer(MARLIN_BUFFER_CHOICE_BIAS)]],
     device atomic_uint* error [[buffer(MARLIN_BUFFER_ROUTER_ERROR)]],
     constant RouterParameters& p [[buffer(MARLIN_BUFFER_PARAMETERS)]],
     uint row [[threadgroup_position_in_grid]], ushort lane [[thread_index_in_simdgroup]]) {
-  threadgroup RouterScratch scratch[1];
+  threadgroup float logits_of_row[kExperts];
+  threadgroup ulong keys[kExperts];
+  threadgroup ulong group_sums[kMostRouterGroups];
+  const RouterScratch scratch = {logits_of_row, keys, group_sums};
   device const float* const row_logits = logits + long(row) * p.logits_stride;
-  for (int e = lane; e < p.experts; e += kLanes) scratch->logits[e] = row_logits[e];
-  RouteRow(scratch, RowAt(ids, weights, choice_bias, error, row, p), lane, p);
+  for (int e = lane; e < p.experts; e += kLanes) scratch.logits[e] = row_logits[e];
+  RouteRow(scratch, RowAt(ids, weights, choice_bias, scales, error, row, p), lane, p);
 }
+
+#define MARLIN_ROUTE(name, ...)                                              \
+  template [[host_name(name)]] [[kernel]] decltype(marlin_route<__VA_ARGS__>) \
+  marlin_route<__VA_ARGS__>;
+
+MARLIN_ROUTE("moe_router_topk", kFewRouterExperts)
+MARLIN_ROUTE("moe_router_topk_many", kMostRouterExperts)
 
 /// Sums of a row over the chunks first_chunk, first_chunk + step, ... of a strip, for the two
 /// experts of a lane.
@@ -57,10 +75,12 @@ static METAL_FUNC float2 SumsOfStrip(Strip strip, Input input, int row, int firs
 }
 
 /// Not named as on the host, because a public C++ function has that name.
-[[host_name("moe_router_topk_fused")]] [[kernel]] void marlin_route_fused(
+template <int kExperts>
+[[kernel]] void marlin_route_fused(
     device const uchar* codes [[buffer(MARLIN_BUFFER_CODES)]],
     device const uchar* x [[buffer(MARLIN_BUFFER_INPUT)]],
     device const uchar* bias [[buffer(MARLIN_BUFFER_BIAS)]],
+    device const uint* scales [[buffer(MARLIN_BUFFER_ROUTER_SCALES)]],
     device int* ids [[buffer(MARLIN_BUFFER_ROUTER_IDS)]],
     device float* weights [[buffer(MARLIN_BUFFER_ROUTER_WEIGHTS)]],
     device const float* choice_bias [[buffer(MARLIN_BUFFER_CHOICE_BIAS)]],
@@ -69,7 +89,10 @@ static METAL_FUNC float2 SumsOfStrip(Strip strip, Input input, int row, int firs
     uint row [[threadgroup_position_in_grid]],
     ushort simdgroup [[simdgroup_index_in_threadgroup]],
     ushort lane [[thread_index_in_simdgroup]]) {
-  threadgroup RouterScratch scratch[1];
+  threadgroup float logits_of_row[kExperts];
+  threadgroup ulong keys[kExperts];
+  threadgroup ulong group_sums[kMostRouterGroups];
+  const RouterScratch scratch = {logits_of_row, keys, group_sums};
   const int strips = (p.experts + kStripOutputs - 1) / kStripOutputs;
   const int parts = metal::max(kRouterSimdgroups / strips, 1);
   // Unquantized weights have codes only.
@@ -79,18 +102,25 @@ static METAL_FUNC float2 SumsOfStrip(Strip strip, Input input, int row, int firs
     const float2 sum =
         SumsOfStrip(strip, {x, nullptr}, int(row), i / strips, parts, lane, p.product);
     if ((lane & kRowBits) != 0) continue;
-    threadgroup float* const to = scratch->logits + i * kStripOutputs + FragmentColumn(lane);
+    threadgroup float* const to = scratch.logits + i * kStripOutputs + FragmentColumn(lane);
     to[0] = sum.x;
     to[1] = sum.y;
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   if (simdgroup != 0) return;
   for (int e = lane; e < p.experts; e += kLanes) {
-    float sum = scratch->logits[e];
+    float sum = scratch.logits[e];
     for (int part = 1; part < parts; ++part) {
-      sum += scratch->logits[part * strips * kStripOutputs + e];
+      sum += scratch.logits[part * strips * kStripOutputs + e];
     }
-    scratch->logits[e] = has_bias ? sum + LoadElement(bias, bias_type, e) : sum;
+    scratch.logits[e] = has_bias ? sum + LoadElement(bias, bias_type, e) : sum;
   }
-  RouteRow(scratch, RowAt(ids, weights, choice_bias, error, row, p), lane, p);
+  RouteRow(scratch, RowAt(ids, weights, choice_bias, scales, error, row, p), lane, p);
 }
+
+#define MARLIN_ROUTE_FUSED(instance, ...)                                                 \
+  template [[host_name(instance)]] [[kernel]] decltype(marlin_route_fused<__VA_ARGS__>) \
+  marlin_route_fused<__VA_ARGS__>;
+
+MARLIN_ROUTE_FUSED("moe_router_topk_fused", kFewRouterExperts)
+MARLIN_ROUTE_FUSED("moe_router_topk_fused_many", kMostRouterExperts)

@@ -8,8 +8,10 @@
 namespace marlin {
 namespace kernels {
 
-/// The room that threadgroups have. Larger routers run on the host.
-MARLIN_SHARED int kMostRouterExperts = 1024;
+/// The room that threadgroups have: of most routers' kernels, and of those for more experts. Larger
+/// routers run on the host.
+MARLIN_SHARED int kFewRouterExperts = 1024;
+MARLIN_SHARED int kMostRouterExperts = 2560;
 MARLIN_SHARED int kMostRouterGroups = 128;
 MARLIN_SHARED int kRouterSimdgroups = 8;  ///< In a threadgroup of moe_router_topk_fused.
 
@@ -27,8 +29,11 @@ struct RouterParameters {
   MARLIN_INT32 normalize;
   MARLIN_INT32 groups;
   MARLIN_INT32 top_groups;
+  MARLIN_INT32 best_of_group;
   MARLIN_INT32 has_choice_bias;
+  MARLIN_INT32 has_scales;
   float scaling_factor;
+  float least_sum;
 };
 
 // What a launch reports is the least of its keys: of a choice bias that is NaN, its index; then,
@@ -38,6 +43,7 @@ MARLIN_INLINE MARLIN_INT32 RouterKeys(MARLIN_INT32 experts) { return 2 * experts
 
 // Indices of the buffers, besides MARLIN_BUFFER_CODES, _INPUT, _BIAS and _PARAMETERS.
 #define MARLIN_BUFFER_ROUTER_ERROR 1    // The least key, from the largest number on.
+#define MARLIN_BUFFER_ROUTER_SCALES 2   // f32 [experts]; read if has_scales.
 #define MARLIN_BUFFER_ROUTER_IDS 5      // i32 [rows][top_k]
 #define MARLIN_BUFFER_ROUTER_WEIGHTS 6  // f32 [rows][top_k]
 #define MARLIN_BUFFER_CHOICE_BIAS 8     // f32 [experts]; read if has_choice_bias.

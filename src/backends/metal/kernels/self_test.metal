@@ -6,8 +6,11 @@
 //   out[192]       1 if a NaN differs from itself, 0 under fast math
 //   out[193]       (input[129] - 1024) - input[130]; differs if it was reassociated
 //   out[194]       input[131] * 2^20 for a subnormal input[131]; 0 if subnormals are flushed
+//   out[195]       the number at the address in input[132, 134); 0 without an address
+//   out[196, 228)  what each lane gets from lane 31 - lane by a shuffle
+//   out[228]       the sum over the simdgroup of lane + 1
 //
-// input: A [8, 8], B [8, 8], four numbers. One simdgroup.
+// input: A [8, 8], B [8, 8], four numbers, the 64 bits of an address or 0. One simdgroup.
 #include <metal_simdgroup_matrix>
 
 #include "backends/metal/kernels/fragments.h"
@@ -34,6 +37,9 @@ using namespace marlin::kernels;
   out[kElements + 2 * lane] = of_product.x;
   out[kElements + 2 * lane + 1] = of_product.y;
   simdgroup_store(product, out + 2 * kElements, kSide);
+  device float* shuffles = out + 3 * kElements + 4;
+  shuffles[lane] = simd_shuffle(float(lane + 1), ushort(kLanes - 1 - lane));
+  const float sum = simd_sum(float(lane + 1));
   if (lane != 0) return;
   const device float* numbers = input + 2 * kElements;
   device float* answers = out + 3 * kElements;
@@ -41,4 +47,10 @@ using namespace marlin::kernels;
   // The same expression as in the decoders: code offset, then zero point. k is 1.
   answers[1] = (numbers[1] - 1024.0f) - numbers[2] * float(p.k);
   answers[2] = numbers[3] * 1048576.0f;
+  struct Pointer {
+    const device float* number;
+  };
+  const device float* number = reinterpret_cast<const device Pointer*>(numbers + 4)->number;
+  answers[3] = number == nullptr ? 0.0f : *number;
+  shuffles[kLanes] = sum;
 }

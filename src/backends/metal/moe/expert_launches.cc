@@ -19,8 +19,6 @@ using kernels::kLanes;
 using kernels::kSortThreads;
 using kernels::kStripOutputs;
 
-/// Threads per threadgroup of the elementwise kernels, along n.
-constexpr int64_t kColumnThreads = 256;
 constexpr uint32_t kGemmThreads = 128;
 constexpr int64_t kGemmColumns = 64;
 
@@ -131,6 +129,8 @@ class SortedLaunches : public PassLaunches {
     const int64_t columns =
         tiles.few ? strips : CeilDivide(group.columns, gated ? kGemmColumns / 2 : kGemmColumns);
     launch.threadgroups = {ToU32(columns), ToU32(tiles.count), ToU32(group.parts)};
+    const int64_t k = from.gathered ? layer_.hidden : table_.inner_stride();
+    launch.operations = 2 * pass_.slots() * group.columns * k;
     auto& p = launch.other_parameters.As<kernels::ExpertParameters>();
     p.output_stride = to.stride;
     p.first_tile = static_cast<int32_t>(tiles.first);

@@ -8,9 +8,6 @@
 namespace marlin::metal {
 namespace {
 
-/// Threads per threadgroup of the sum, along n.
-constexpr int64_t kColumnThreads = 256;
-
 bool IsAligned(const ExpertsCall& call, DType type) {
   constexpr uintptr_t kVector = 16;
   return reinterpret_cast<uintptr_t>(call.x) % kVector == 0 &&

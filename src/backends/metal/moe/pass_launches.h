@@ -21,6 +21,9 @@ class PassLaunches {
   std::vector<KernelLaunch> Take() { return std::move(launches_); }
 
  protected:
+  /// Threads per threadgroup of the elementwise kernels, along n.
+  static constexpr int64_t kColumnThreads = 256;
+
   PassLaunches(const PlannedPass& planned, const ExpertsProblem& problem, const LayerExperts& layer,
                const ExpertTable& table, const ExpertsCall& call);
 

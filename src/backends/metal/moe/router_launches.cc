@@ -46,8 +46,11 @@ KernelLaunch RouterLaunch(const TensorView& input, const RouterOptions& options,
   p.normalize = options.normalize ? 1 : 0;
   p.groups = static_cast<int32_t>(options.groups);
   p.top_groups = static_cast<int32_t>(options.top_groups);
+  p.best_of_group = static_cast<int32_t>(options.best_of_group);
   p.has_choice_bias = options.choice_bias.empty() ? 0 : 1;
+  p.has_scales = options.scales.empty() ? 0 : 1;
   p.scaling_factor = options.scaling_factor;
+  p.least_sum = options.least_sum;
   launch.other_parameters = ParameterBlock(p);
   const std::byte* const first = RowOfView(input, rows.first);
   const int64_t bytes = BytesOfRows(input, rows.count);
@@ -56,10 +59,13 @@ KernelLaunch RouterLaunch(const TensorView& input, const RouterOptions& options,
                             BytesOfRows(ids, rows.count), true, false});
   launch.buffers.push_back({MARLIN_BUFFER_ROUTER_WEIGHTS, RowOfView(weights, rows.first),
                             BytesOfRows(weights, rows.count), true, false});
-  const TensorView& bias = options.choice_bias;
-  launch.buffers.push_back(bias.empty() ? KernelBuffer{MARLIN_BUFFER_CHOICE_BIAS, first, bytes}
-                                        : KernelBuffer{MARLIN_BUFFER_CHOICE_BIAS, bias.data(),
-                                                       experts * int64_t{sizeof(float)}});
+  const auto of_experts = [&](int index, const TensorView& view) {
+    return view.empty()
+               ? KernelBuffer{index, first, bytes}
+               : KernelBuffer{index, view.data(), experts * int64_t{sizeof(float)}};
+  };
+  launch.buffers.push_back(of_experts(MARLIN_BUFFER_CHOICE_BIAS, options.choice_bias));
+  launch.buffers.push_back(of_experts(MARLIN_BUFFER_ROUTER_SCALES, options.scales));
   return launch;
 }
 
@@ -77,14 +83,12 @@ bool IsAligned(const TensorView& x, const RouterRows& rows) {
          static_cast<uintptr_t>(x.stride(0) * DTypeBytes(x.dtype())) % kVector == 0;
 }
 
-/// Whether the kernels have the options and threadgroups room for a router, and its weights are
-/// finite.
+/// Whether threadgroups have room for a router, and the factor of its weights is finite.
 bool FitsRouter(const RouterOptions& options, int64_t experts) {
   const bool grouped = options.top_groups < options.groups;
   return experts <= kernels::kMostRouterExperts &&
          (!grouped || options.groups <= kernels::kMostRouterGroups) &&
-         (!grouped || options.best_of_group == 2) && options.least_sum == 0.0F &&
-         options.scales.empty() && std::isfinite(options.scaling_factor);
+         std::isfinite(options.scaling_factor);
 }
 
 /// Appends the launches of a router of `count` rows, in parts of at most `most`.
@@ -115,7 +119,8 @@ KernelLaunch RouteTokensLaunch(const RouteTokensCall& call, const RouterRows& ro
                                int64_t error_bytes) {
   KernelLaunch launch =
       RouterLaunch(call.logits, call.options, call.logits.dim(1), call.ids, call.weights, rows);
-  launch.function = "moe_router_topk";
+  launch.function = call.logits.dim(1) <= kernels::kFewRouterExperts ? "moe_router_topk"
+                                                                     : "moe_router_topk_many";
   launch.threads = kernels::kLanes;
   RouterParametersOf(&launch).logits_stride = call.logits.stride(0);
   BindRouterError(error, error_bytes, &launch);
@@ -158,7 +163,8 @@ KernelLaunch RouteRowsLaunch(const RouteRowsCall& call, const RouterRows& rows, 
   const auto& matrix = static_cast<const PreparedStrips&>(call.matrix);
   const int64_t experts = matrix.spec.n;
   KernelLaunch launch = RouterLaunch(call.x, call.options, experts, call.ids, call.weights, rows);
-  launch.function = "moe_router_topk_fused";
+  launch.function = experts <= kernels::kFewRouterExperts ? "moe_router_topk_fused"
+                                                          : "moe_router_topk_fused_many";
   launch.threads = kernels::kRouterSimdgroups * kernels::kLanes;
   launch.constants = WeightConstants(matrix.spec);
   launch.constants[MARLIN_CONSTANT_INPUT_TYPE] = ElementTypeOf(call.x.dtype());
@@ -171,6 +177,7 @@ KernelLaunch RouteRowsLaunch(const RouteRowsCall& call, const RouterRows& rows, 
   product = WeightParameters(matrix, 0);
   product.m = static_cast<int32_t>(rows.count);
   product.input_stride = call.x.stride(0);
+  launch.operations = 2 * rows.count * experts * matrix.spec.k;
   const StripPart codes = matrix.codes(0);
   launch.buffers.push_back({MARLIN_BUFFER_CODES, codes.data, codes.bytes});
   launch.buffers.push_back(call.bias.empty()

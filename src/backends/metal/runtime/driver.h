@@ -77,19 +77,25 @@ class ParameterBlock {
   std::vector<std::byte> bytes_;
 };
 
+/// The most buffer arguments of a launch.
+inline constexpr size_t kMostKernelBuffers = 16;
+
 /// One dispatch of a kernel.
 struct KernelLaunch {
   std::string_view source;    ///< "gemv.metal"
   std::string_view function;  ///< The host_name. Like `source`, points to a string literal.
   FunctionConstants constants{};
-  FixedVector<KernelBuffer, MARLIN_BUFFER_PARAMETERS> buffers;
+  FixedVector<KernelBuffer, kMostKernelBuffers> buffers;
   kernels::Parameters parameters{};
-  ParameterBlock other_parameters;  ///< Of kernels that take another struct; else empty.
+  ParameterBlock other_parameters;  ///< Of kernels that take another struct, or empty.
   /// Weights, which no launch writes; null: none.
   std::shared_ptr<const ReachedMemory> reached;
   std::vector<AddressedRange> addressed;  ///< Besides `reached`.
   std::array<uint32_t, 3> threadgroups{1, 1, 1};
   uint32_t threads = 32;  ///< Threads per threadgroup.
+  /// About how many operations it takes, as gemm/row_parts.h counts them; 0: few. Drivers bound the
+  /// work that they give to the GPU at once.
+  int64_t operations = 0;
 };
 
 /// The bytes bound to MARLIN_BUFFER_PARAMETERS.
@@ -116,12 +122,31 @@ struct DriverInfo {
   std::vector<std::string> features;
 };
 
+/// The launches of one Run, with the check of RunAndCheck; empty: none.
+struct CheckedLaunches {
+  std::vector<KernelLaunch> launches;
+  ResultCheck check;
+};
+
+/// Launches that a driver has bound once, to run them often. The memory that they use, and the
+/// driver, outlive it.
+class BoundLaunches {
+ public:
+  virtual ~BoundLaunches() = default;
+  /// Runs them as RunAndCheck does, on the driver's own stream. One run at a time.
+  virtual Status Run() = 0;
+};
+
 /// One device. Thread-safe.
 class Driver {
  public:
   virtual ~Driver() = default;
   virtual DriverInfo Info() const = 0;
   virtual DeviceShape Shape() const = 0;
+  /// Whether an earlier process found every kernel of this build right on this device.
+  virtual bool kernels_known_right() const { return false; }
+  /// Lets later processes know it; may fail to.
+  virtual void RememberRightKernels() {}
 
   /// Runs launches in order: each sees the writes of those before it. May return before they
   /// complete. Errors: kUnsupported (a kernel that does not compile here), kDeviceLost.
@@ -135,8 +160,14 @@ class Driver {
   }
   /// Waits for all work on the stream; null: on every stream. Errors: from the work.
   virtual Status Synchronize(void* stream) = 0;
+  /// Waits for the work on the stream that uses a range of this driver's memory; null: for that on
+  /// every stream. The default waits for all work. Errors: from the work.
+  virtual Status WaitFor(const MemoryRange& /*range*/, void* stream) { return Synchronize(stream); }
   /// false: Run may return before its work completes.
   virtual bool calls_block() const = 0;
+  /// Binds launches whose memory is this driver's. The default runs them one call after another.
+  /// Null: they cannot be bound. Errors: as Run.
+  virtual Result<std::unique_ptr<BoundLaunches>> Bind(std::vector<CheckedLaunches> calls);
 
   /// Aligned to 64 bytes or more. Errors: kOutOfMemory.
   virtual Result<void*> Allocate(int64_t bytes) = 0;

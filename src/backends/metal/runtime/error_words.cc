@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "base/checked.h"
 #include "base/macros.h"
 
 namespace marlin::metal {
@@ -12,23 +13,27 @@ constexpr int64_t kBlock = 64;
 
 }  // namespace
 
-Result<std::shared_ptr<ErrorWords::Word>> ErrorWords::Take() {
+Result<std::shared_ptr<ErrorWords::Word>> ErrorWords::Take(int64_t count) {
+  if (count > 1) count = RoundUp(count, kBlock);
   const std::lock_guard lock(mutex_);
-  if (free_.empty()) {
-    MARLIN_ASSIGN_OR_RETURN(DriverMemory<Word> block, AllocateMemory<Word>(driver_, kBlock));
-    free_.reserve((blocks_.size() + 1) * kBlock);  // So that Return cannot fail.
-    for (int64_t i = 0; i < kBlock; ++i) free_.push_back(block.get() + i);
+  std::vector<Word*>& free = free_[count];
+  if (free.empty()) {
+    const int64_t words = RoundUp(count, kBlock);
+    MARLIN_ASSIGN_OR_RETURN(DriverMemory<Word> block, AllocateMemory<Word>(driver_, words));
+    free.reserve((blocks_.size() + 1) * kBlock);  // So that Return cannot fail.
+    for (int64_t i = 0; i < words; i += count) free.push_back(block.get() + i);
     blocks_.push_back(std::move(block));
   }
-  Word* const word = free_.back();
-  free_.pop_back();
-  return std::shared_ptr<Word>(
-      word, [words = shared_from_this()](Word* returned) { words->Return(returned); });
+  Word* const first = free.back();
+  free.pop_back();
+  return std::shared_ptr<Word>(first, [words = shared_from_this(), count](Word* returned) {
+    words->Return(returned, count);
+  });
 }
 
-void ErrorWords::Return(Word* word) {
+void ErrorWords::Return(Word* first, int64_t count) {
   const std::lock_guard lock(mutex_);
-  free_.push_back(word);
+  free_.find(count)->second.push_back(first);
 }
 
 }  // namespace marlin::metal

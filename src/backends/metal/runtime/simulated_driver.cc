@@ -2,22 +2,27 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <system_error>
 #include <utility>
 
 #include "backends/metal/plan/kernel_files.h"
 #include "backends/metal/runtime/host_memory_driver.h"
 #include "backends/metal/runtime/launch_slots.h"
+#include "backends/metal/runtime/simulated_order.h"
 #include "backends/metal/runtime/simulator.h"
 #include "base/environment.h"
 #include "base/macros.h"
 #include "base/parse_number.h"
 #include "metal_sim/metal_program.h"
+#include "metal_sim/random_source.h"
 #include "metal_sim/temporary_folder.h"
 
 namespace marlin::metal {
@@ -91,11 +96,13 @@ class Programs {
 class SimulatedDriver final : public HostMemoryDriver {
  public:
   SimulatedDriver(metal_sim::CompileOptions compile, metal_sim::SimulationOptions options,
-                  std::vector<SimulatedLaunch>* record, bool count_slots)
+                  std::vector<SimulatedLaunch>* record, std::function<bool()> drops,
+                  bool count_slots)
       : fast_math_(compile.fast_math),
         programs_(std::move(compile)),
         options_(options),
         record_(record),
+        order_(std::move(drops)),
         slots_(count_slots ? std::make_unique<LaunchSlots>() : nullptr) {}
 
   Status Start() {
@@ -109,19 +116,63 @@ class SimulatedDriver final : public HostMemoryDriver {
   DeviceShape Shape() const override { return {kSimulatedCores, true, fast_math_}; }
 
   Status Run(std::span<const KernelLaunch> launches, void* /*stream*/) override {
-    for (const KernelLaunch& launch : launches) MARLIN_RETURN_IF_ERROR(RunOne(launch));
+    Together together;
+    for (const KernelLaunch& launch : launches) {
+      const uint64_t number = order_.Begin(launch);
+      if (number != together.number) MARLIN_RETURN_IF_ERROR(RunTogether(std::move(together)));
+      together.number = number;
+      together.launches.push_back(&launch);
+    }
+    return RunTogether(std::move(together));
+  }
+  Status Synchronize(void* /*stream*/) override {
+    order_.Barrier();
     return Status();
   }
 
  private:
-  Status RunOne(const KernelLaunch& launch) {
-    MARLIN_ASSIGN_OR_RETURN(std::unique_ptr<MetalProgram> program, programs_.Take(launch.source));
-    Status status = Simulate(launch, *program);
-    programs_.GiveBack(launch.source, std::move(program));
-    return status;
+  /// Launches without a barrier between them.
+  struct Together {
+    uint64_t number = 0;
+    std::vector<const KernelLaunch*> launches;
+  };
+
+  Status RunTogether(Together&& together) {
+    std::vector<size_t> turns(together.launches.size());
+    std::iota(turns.begin(), turns.end(), size_t{0});
+    if (options_.seed != 0) {
+      metal_sim::SplitMix64 random(options_.seed + together.number);
+      for (size_t left = turns.size(); left > 1; --left) {
+        std::swap(turns[left - 1], turns[random.Next() % left]);
+      }
+    }
+    std::vector<SimulatedLaunch> simulated(turns.size());
+    for (const size_t turn : turns) {
+      const KernelLaunch& launch = *together.launches[turn];
+      MARLIN_ASSIGN_OR_RETURN(Outcome outcome, RunOne(launch));
+      MARLIN_RETURN_IF_ERROR(
+          order_.End(together.number, launch, std::move(outcome.report.observed)));
+      simulated[turn] = {std::string(launch.function), std::move(outcome.report.counters),
+                         outcome.slots};
+    }
+    if (record_ != nullptr) std::move(simulated.begin(), simulated.end(), std::back_inserter(*record_));
+    together.launches.clear();
+    return Status();
   }
 
-  Status Simulate(const KernelLaunch& launch, MetalProgram& program) const {
+  struct Outcome {
+    metal_sim::Report report;
+    int64_t slots = 0;
+  };
+
+  Result<Outcome> RunOne(const KernelLaunch& launch) {
+    MARLIN_ASSIGN_OR_RETURN(std::unique_ptr<MetalProgram> program, programs_.Take(launch.source));
+    Result<Outcome> outcome = Simulate(launch, *program);
+    programs_.GiveBack(launch.source, std::move(program));
+    return outcome;
+  }
+
+  Result<Outcome> Simulate(const KernelLaunch& launch, MetalProgram& program) const {
     MARLIN_ASSIGN_OR_RETURN(const metal_sim::Kernel* const kernel,
                             FromSimulator(program.Find(std::string(launch.function))));
     MARLIN_RETURN_IF_ERROR(FromSimulator(program.SetConstants(ConstantsOf(launch, program))));
@@ -143,20 +194,23 @@ class SimulatedDriver final : public HostMemoryDriver {
             range.data, static_cast<const std::byte*>(range.data) + range.bytes);
       }
     }
+    for (const AddressedRange& range : launch.addressed) {
+      if (range.bytes == 0) continue;
+      const auto* const begin = static_cast<const std::byte*>(range.data);
+      described.addressed_ranges.push_back({begin, begin + range.bytes, range.written});
+    }
     const std::span<const std::byte> bytes = ParameterBytes(launch);
     std::vector<uint8_t>& parameters = described.values[MARLIN_BUFFER_PARAMETERS];
     parameters.resize(bytes.size());
     std::memcpy(parameters.data(), bytes.data(), bytes.size());
-    int64_t slots = 0;
+    Outcome outcome;
     if (slots_ != nullptr) {
-      MARLIN_ASSIGN_OR_RETURN(slots, slots_->Count(launch, described));
+      MARLIN_ASSIGN_OR_RETURN(outcome.slots, slots_->Count(launch, described));
     }
-    MARLIN_ASSIGN_OR_RETURN(const metal_sim::Report report,
+    MARLIN_ASSIGN_OR_RETURN(outcome.report,
                             FromSimulator(metal_sim::Simulate(*kernel, described, options_)));
-    if (record_ != nullptr) {
-      record_->push_back({std::string(launch.function), report.counters, slots});
-    }
-    return report.clean() ? Status() : FirstFinding(launch, program, report);
+    if (!outcome.report.clean()) return FirstFinding(launch, program, outcome.report);
+    return outcome;
   }
 
   static metal_sim::ConstantValues ConstantsOf(const KernelLaunch& launch,
@@ -188,6 +242,7 @@ class SimulatedDriver final : public HostMemoryDriver {
   Programs programs_;
   metal_sim::SimulationOptions options_;
   std::vector<SimulatedLaunch>* const record_;  ///< Or null.
+  SimulatedOrder order_;
   const std::unique_ptr<LaunchSlots> slots_;    ///< Or null.
 };
 
@@ -203,6 +258,7 @@ Status ReadNumber(const char* name, T* value) {
 }  // namespace
 
 Result<std::unique_ptr<Driver>> OpenSimulatedDriver(std::vector<SimulatedLaunch>* record,
+                                                    std::function<bool()> drops,
                                                     bool count_slots) {
   metal_sim::SimulationOptions options;
   MARLIN_RETURN_IF_ERROR(ReadNumber("METAL_MARLIN_METAL_SIM_SEED", &options.seed));
@@ -212,7 +268,8 @@ Result<std::unique_ptr<Driver>> OpenSimulatedDriver(std::vector<SimulatedLaunch>
   metal_sim::CompileOptions compile;
   compile.fast_math = fast_math != 0;
   compile.clang = SimulatorCompiler();
-  auto driver = std::make_unique<SimulatedDriver>(std::move(compile), options, record, count_slots);
+  auto driver = std::make_unique<SimulatedDriver>(std::move(compile), options, record,
+                                                  std::move(drops), count_slots);
   MARLIN_RETURN_IF_ERROR(driver->Start());
   return std::unique_ptr<Driver>(std::move(driver));
 }

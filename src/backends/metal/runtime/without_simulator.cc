@@ -23,6 +23,10 @@ Result<std::unique_ptr<MetalProgram>> MetalProgram::Compile(const std::filesyste
                                                             const CompileOptions&) {
   return NotBuilt();
 }
+Result<std::vector<KernelEntry>> MetalProgram::List(const std::filesystem::path&,
+                                                    const CompileOptions&) {
+  return NotBuilt();
+}
 MetalProgram::~MetalProgram() = default;
 Result<const Kernel*> MetalProgram::Find(const std::string&) const { return NotBuilt(); }
 Status MetalProgram::SetConstants(const ConstantValues&) { return NotBuilt(); }

@@ -90,6 +90,9 @@ TEST(SelfTest, EveryAnswerCounts) {
   EXPECT_THAT(AskChanged(128, 0.5F).Wrong(), HasSubstr("product of two 8x8 matrices"));
   EXPECT_THAT(AskChanged(192, 0).Wrong(), HasSubstr("a NaN equals itself"));
   EXPECT_THAT(AskChanged(193, 1).Wrong(), HasSubstr("a sum was reassociated"));
+  EXPECT_THAT(AskChanged(195, 0).Wrong(), HasSubstr("through an address in a buffer"));
+  EXPECT_THAT(AskChanged(196 + 31, 0).Wrong(), HasSubstr("simd_shuffle or simd_sum"));
+  EXPECT_THAT(AskChanged(228, 495).Wrong(), HasSubstr("simd_shuffle or simd_sum"));
   EXPECT_FALSE(AskChanged(194, 0).keeps_subnormals);
   EXPECT_EQ(AskChanged(194, 0).Wrong(), "");
 }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "backends/metal/gemm/batch_launches.h"
+#include "backends/metal/kernels/batch_parameters.h"
 #include "backends/metal/gemm/row_parts.h"
 #include "backends/metal/kernels/batch_parameters.h"
 #include "backends/metal/metal_backend.h"

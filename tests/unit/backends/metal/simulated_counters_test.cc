@@ -27,7 +27,7 @@ class SimulatedCounters : public ::testing::Test {
   void SetUp() override { Open(false); }
 
   void Open(bool count_slots) {
-    auto driver = OpenSimulatedDriver(&launches_, count_slots);
+    auto driver = OpenSimulatedDriver(&launches_, nullptr, count_slots);
     if (!driver.ok()) GTEST_SKIP() << driver.status().message();
     device_ = Internals::Make<Device>(
         std::make_shared<Device::Impl>(MakeMetalBackend(std::move(*driver))));

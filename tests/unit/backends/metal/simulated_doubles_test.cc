@@ -1,4 +1,4 @@
-// Double precision on integers (kernels/soft_double.h) against the host's doubles, in the
+// Double precision on integers (plan/integers/soft_double.h) against the host's doubles, in the
 // simulator, strict and with fast math.
 #include <gtest/gtest.h>
 

@@ -141,6 +141,10 @@ TEST_F(SimulatedRouter, AgreesWithTheReference) {
     if (variant / 6 % 2 == 0) options.choice_bias = {bias.data(), DType::kF32, {experts}};
     options.groups = std::vector<int64_t>{1, 4, 36}[variant / 12];
     options.top_groups = std::vector<int64_t>{1, 3, 20}[variant / 12];
+    options.best_of_group = variant % 8 < 4 ? 2 : 1;
+    options.least_sum = variant % 7 < 4 ? 0.0F : 0.5F * static_cast<float>(variant % 7);
+    std::vector<float> scales = Gaussians(experts, 1.0F);
+    if (variant % 5 < 2) options.scales = {scales.data(), DType::kF32, {experts}};
     const std::vector<float> logits = Gaussians(5 * experts, variant % 5 == 0 ? 50.0F : 2.0F);
     Routed routed;
     const Status status = Route(logits, experts, options, &routed);
@@ -226,12 +230,43 @@ TEST(RouterError, IsThatOfTheRows) {
   EXPECT_TRUE(RouterError(kNoRouterError, rows, 1024).ok());
 }
 
+TEST_F(SimulatedRouter, HasRoomForManyExperts) {
+  for (const int64_t experts : {1025, 2560}) {
+    const std::vector<float> logits = Gaussians(2 * experts, 2.0F);
+    const RouterOptions options = {.top_k = 7, .groups = 5, .top_groups = 2, .best_of_group = 1};
+    Routed routed;
+    ASSERT_TRUE(Route(logits, experts, options, &routed).ok());
+    ExpectReference(logits, experts, options, routed);
+  }
+  EXPECT_THAT(Functions(), ElementsAre("moe_router_topk_many", "moe_router_topk_many"));
+  EXPECT_LE(launches_.front().counters.threadgroup_bytes, 32768);
+}
+
+// Scales are any numbers, and the sum of the weights is used where it is not the smaller one.
+TEST_F(SimulatedRouter, ScalesAreMultiplied) {
+  const std::vector<float> scales = {1e-38F, kInf, -2.0F, std::nanf(""), 3e38F, -kInf};
+  const RouterOptions options = {.top_k = 6,
+                                 .scoring = Scoring::kSigmoid,
+                                 .normalize = false,
+                                 .scaling_factor = -4.0F,
+                                 .scales = {scales.data(), DType::kF32, {6}}};
+  Routed routed;
+  ASSERT_TRUE(Route({6, 5, 4, 3, 2, -800}, 6, options, &routed).ok());
+  EXPECT_EQ(routed.ids, (std::vector<int32_t>{0, 1, 2, 3, 4, 5}));
+  EXPECT_EQ(routed.weights[1], -kInf);
+  EXPECT_FLOAT_EQ(routed.weights[2], 8.0F / (1.0F + std::exp(-4.0F)));
+  EXPECT_TRUE(std::isnan(routed.weights[3]));
+  EXPECT_EQ(routed.weights[4], -kInf);
+  EXPECT_TRUE(std::isnan(routed.weights[5]));
+  EXPECT_EQ(launches_.size(), 1U);
+}
+
 // A router that is too large for a threadgroup, and weights that are not finite.
 TEST_F(SimulatedRouter, LeavesTheRestToTheHost) {
-  std::vector<float> logits = Gaussians(2 * 1025, 2.0F);
+  std::vector<float> logits = Gaussians(2 * 2561, 2.0F);
   Routed routed;
-  ASSERT_TRUE(Route(logits, 1025, {.top_k = 3}, &routed).ok());
-  ExpectReference(logits, 1025, {.top_k = 3}, routed);
+  ASSERT_TRUE(Route(logits, 2561, {.top_k = 3}, &routed).ok());
+  ExpectReference(logits, 2561, {.top_k = 3}, routed);
   logits.resize(2 * 258);
   const RouterOptions grouped = {.top_k = 4, .groups = 129, .top_groups = 2};
   ASSERT_TRUE(Route(logits, 258, grouped, &routed).ok());
@@ -348,6 +383,8 @@ TEST_F(SimulatedFusedRouter, TakesEveryTypeAndShape) {
   }
   Check({.tokens = 1, .hidden = 40, .experts = 1024});
   EXPECT_THAT(Functions(), ElementsAre("moe_router_topk_fused"));
+  Check({.tokens = 1, .hidden = 40, .experts = 1030});
+  EXPECT_THAT(Functions(), ElementsAre("moe_router_topk_fused_many"));
 }
 
 // Where the product is not the kernel's, a GEMM and the selection run.
@@ -356,7 +393,7 @@ TEST_F(SimulatedFusedRouter, LeavesTheRestToTheGemm) {
   EXPECT_THAT(Functions(), ElementsAre("marlin_gemv_1", "moe_router_topk"));
   Check({.tokens = 1, .format = Format::kS8, .factor = 127});
   EXPECT_THAT(Functions(), ElementsAre("marlin_gemv_1", "moe_router_topk"));
-  Check({.tokens = 1, .hidden = 16, .experts = 1025});
+  Check({.tokens = 1, .hidden = 16, .experts = 2561});
   EXPECT_THAT(Functions(), ElementsAre("marlin_gemv_1"));
 }
 

@@ -1,14 +1,15 @@
-// Double precision on integers, for GPUs that have none: the values that decide a router's
-// selection, and the exponential. Integers give the same bits under every compiler option, fast
-// math included, where sums of two floats depend on the order that the source has.
+// Double precision on integers: the values that decide a router's selection or a draw, and the
+// exponential. GPUs have no doubles, and integers give the same bits on every device and under every
+// compiler option, fast math included, where sums of two floats depend on the order that the source
+// has. Compiles as C++20 and as Metal Shading Language.
 //
 // A Wide is an unsigned number of 64 bits: its functions truncate, with relative errors below
 // 2^-50. Doubles are IEEE bits in a ulong: AddDoubles rounds to nearest, ties to even, as the
 // hardware of a CPU does, so that ties are ties on both.
-#ifndef MARLIN_BACKENDS_METAL_KERNELS_SOFT_DOUBLE_H_
-#define MARLIN_BACKENDS_METAL_KERNELS_SOFT_DOUBLE_H_
+#ifndef MARLIN_PLAN_INTEGERS_SOFT_DOUBLE_H_
+#define MARLIN_PLAN_INTEGERS_SOFT_DOUBLE_H_
 
-#include "backends/metal/kernels/parameters.h"
+#include "plan/integers/both_languages.h"
 
 namespace marlin {
 namespace kernels {
@@ -19,30 +20,35 @@ struct Wide {
   int exponent;
 };
 
-constant constexpr ulong kTopBit = 1ul << 63;
-constant constexpr ulong kLog2E = 0xb8aa3b295c17f0bcul;  ///< log2(e) * 2^63
-constant constexpr ulong kLn2 = 0xb17217f7d1cf79acul;    ///< ln(2) * 2^64
+MARLIN_SHARED ulong kTopBit = 1ul << 63;
+MARLIN_SHARED ulong kLog2E = 0xb8aa3b295c17f0bcul;  ///< log2(e) * 2^63
+MARLIN_SHARED ulong kLn2 = 0xb17217f7d1cf79acul;    ///< ln(2) * 2^64
 /// Fixed-point numbers, and distances of logits, have 51 fraction bits.
-constant constexpr int kFixedBits = 51;
+MARLIN_SHARED int kFixedBits = 51;
 
 /// An IEEE format: bits of the significand with the implicit one, and the least normal exponent.
-constant constexpr int kFloatDigits = 24;
-constant constexpr int kFloatLeast = -126;
-constant constexpr uint kFloatInfinity = 0x7f800000u;
-constant constexpr int kDoubleDigits = 53;
-constant constexpr int kDoubleLeast = -1022;
-constant constexpr ulong kDoubleInfinity = 0x7ff0000000000000ul;
+MARLIN_SHARED int kFloatDigits = 24;
+MARLIN_SHARED int kFloatLeast = -126;
+MARLIN_SHARED uint kFloatInfinity = 0x7f800000u;
+MARLIN_SHARED uint kMinusInfinityBits = 0xff800000u;
+MARLIN_SHARED int kDoubleDigits = 53;
+MARLIN_SHARED int kDoubleLeast = -1022;
+MARLIN_SHARED ulong kDoubleInfinity = 0x7ff0000000000000ul;
 
-static inline ulong LargerOf(ulong a, ulong b) { return a > b ? a : b; }
-static inline ulong SmallerOf(ulong a, ulong b) { return a < b ? a : b; }
+MARLIN_INLINE ulong LargerOf(ulong a, ulong b) { return a > b ? a : b; }
+MARLIN_INLINE ulong SmallerOf(ulong a, ulong b) { return a < b ? a : b; }
 
-static inline int LeadingZeros(ulong x) {
+MARLIN_INLINE int LeadingZeros(ulong x) {
   const uint high = uint(x >> 32);
   return int(high != 0 ? metal::clz(high) : 32u + metal::clz(uint(x)));
 }
 
 /// The upper half of a product.
-static inline ulong MultiplyHigh(ulong a, ulong b) {
+MARLIN_INLINE ulong MultiplyHigh(ulong a, ulong b) {
+#if defined(__SIZEOF_INT128__) && !defined(__METAL_VERSION__)
+  __extension__ using Product = unsigned __int128;
+  return static_cast<ulong>(static_cast<Product>(a) * b >> 64);
+#else
   const ulong a_low = a & 0xfffffffful;
   const ulong a_high = a >> 32;
   const ulong b_low = b & 0xfffffffful;
@@ -50,10 +56,11 @@ static inline ulong MultiplyHigh(ulong a, ulong b) {
   const ulong middle = a_high * b_low + (a_low * b_low >> 32);
   const ulong carried = a_low * b_high + (middle & 0xfffffffful);
   return a_high * b_high + (middle >> 32) + (carried >> 32);
+#endif
 }
 
 /// mantissa * 2^(exponent - 63) of any mantissa.
-static inline Wide Normalized(ulong mantissa, int exponent) {
+MARLIN_INLINE Wide Normalized(ulong mantissa, int exponent) {
   const int zeros = LeadingZeros(mantissa);
   Wide wide;
   wide.mantissa = mantissa == 0 ? 0ul : mantissa << zeros;
@@ -61,18 +68,18 @@ static inline Wide Normalized(ulong mantissa, int exponent) {
   return wide;
 }
 
-static inline Wide Multiply(Wide a, Wide b) {
+MARLIN_INLINE Wide Multiply(Wide a, Wide b) {
   return Normalized(MultiplyHigh(a.mantissa, b.mantissa), a.exponent + b.exponent + 1);
 }
 
 /// mantissa / 2^(1 + shift), shift < 64, whose last bit also says whether any bit is shifted out:
 /// what rounds a sum afterwards sees a tie only where there is one.
-static inline ulong Aligned(ulong mantissa, int shift) {
+MARLIN_INLINE ulong Aligned(ulong mantissa, int shift) {
   const ulong shifted = mantissa >> 1 >> shift;
   return shifted << shift << 1 == mantissa ? shifted : shifted | 1ul;
 }
 
-static inline Wide Add(Wide a, Wide b) {
+MARLIN_INLINE Wide Add(Wide a, Wide b) {
   if (a.mantissa == 0) return b;
   if (b.mantissa == 0) return a;
   const bool swap = a.exponent < b.exponent;
@@ -84,7 +91,7 @@ static inline Wide Add(Wide a, Wide b) {
 }
 
 /// 1 / a, for a > 0: an estimate in fp32, and two steps of Newton's method, x (2 - a x).
-static inline Wide Reciprocal(Wide a) {
+MARLIN_INLINE Wide Reciprocal(Wide a) {
   const float estimate = 8388608.0f / float(uint(a.mantissa >> 40));  // Exact operands.
   ulong x = ulong(uint(estimate * 2147483648.0f)) << 32;              // * 2^63
   MARLIN_UNROLL
@@ -95,7 +102,7 @@ static inline Wide Reciprocal(Wide a) {
 }
 
 /// mantissa / 2^drop, drop > 0, to nearest, ties to even.
-static inline ulong RoundedShift(ulong mantissa, int drop) {
+MARLIN_INLINE ulong RoundedShift(ulong mantissa, int drop) {
   if (drop > 64) return 0;
   const ulong kept = drop == 64 ? 0ul : mantissa >> drop;
   const ulong half_bit = mantissa >> (drop - 1) & 1ul;
@@ -104,7 +111,7 @@ static inline ulong RoundedShift(ulong mantissa, int drop) {
 }
 
 /// The bits of |a| in an IEEE format, rounded to nearest; too large: infinity.
-static inline ulong RoundedBits(Wide a, int digits, int least) {
+MARLIN_INLINE ulong RoundedBits(Wide a, int digits, int least) {
   if (a.mantissa == 0) return 0;
   const int below = metal::max(least - a.exponent, 0);  // A subnormal number has fewer digits.
   const ulong significand = RoundedShift(a.mantissa, 64 - digits + metal::min(below, 64));
@@ -115,31 +122,34 @@ static inline ulong RoundedBits(Wide a, int digits, int least) {
 }
 
 /// The number that has these bits, without a sign.
-static inline Wide WideOf(ulong bits, int digits, int least) {
+MARLIN_INLINE Wide WideOf(ulong bits, int digits, int least) {
   const int exponent = int(bits >> (digits - 1));
   const ulong fraction = bits & ((1ul << (digits - 1)) - 1ul);
   const ulong implicit = exponent == 0 ? 0ul : 1ul << (digits - 1);
   return Normalized(fraction | implicit, metal::max(exponent, 1) + least - digits + 63);
 }
 
-static inline Wide WideOfFloat(float x) {
-  return WideOf(as_type<uint>(x) & 0x7fffffffu, kFloatDigits, kFloatLeast);
+/// Of the bits of a float, without its sign.
+MARLIN_INLINE Wide WideOfBits(uint x) {
+  return WideOf(x & 0x7fffffffu, kFloatDigits, kFloatLeast);
 }
 
-static inline float FloatOf(Wide a) {
+MARLIN_INLINE Wide WideOfFloat(float x) { return WideOfBits(as_type<uint>(x)); }
+
+MARLIN_INLINE float FloatOf(Wide a) {
   return as_type<float>(uint(RoundedBits(a, kFloatDigits, kFloatLeast)));
 }
 
-static inline ulong DoubleOf(Wide a) { return RoundedBits(a, kDoubleDigits, kDoubleLeast); }
+MARLIN_INLINE ulong DoubleOf(Wide a) { return RoundedBits(a, kDoubleDigits, kDoubleLeast); }
 
-static inline ulong DoubleOfFloat(float x) {
+MARLIN_INLINE ulong DoubleOfFloat(float x) {
   const uint bits = as_type<uint>(x);
   const ulong sign = ulong(bits >> 31) << 63;
   if ((bits & 0x7fffffffu) >= kFloatInfinity) return sign | kDoubleInfinity;
   return sign | DoubleOf(WideOfFloat(x));
 }
 
-static inline ulong AddDoubles(ulong a, ulong b) {
+MARLIN_INLINE ulong AddDoubles(ulong a, ulong b) {
   const bool swap = (a & ~kTopBit) < (b & ~kTopBit);
   const ulong larger = swap ? b : a;
   const ulong smaller = swap ? a : b;
@@ -156,17 +166,17 @@ static inline ulong AddDoubles(ulong a, ulong b) {
 }
 
 /// Bits that are ordered as the doubles are; both zeros are one. 0 is below all of them.
-static inline ulong OrderedOf(ulong bits) {
+MARLIN_INLINE ulong OrderedOf(ulong bits) {
   if (bits << 1 == 0) return kTopBit;
   return (bits & kTopBit) != 0 ? ~bits : bits | kTopBit;
 }
 
-static inline ulong DoubleOfOrdered(ulong ordered) {
+MARLIN_INLINE ulong DoubleOfOrdered(ulong ordered) {
   return (ordered & kTopBit) != 0 ? ordered & ~kTopBit : ~ordered;
 }
 
 /// |x| with kFixedBits fraction bits, for |x| < 2048.
-static inline ulong FixedOf(float x) {
+MARLIN_INLINE ulong FixedOf(float x) {
   const uint bits = as_type<uint>(x) & 0x7fffffffu;
   const int exponent = int(bits >> 23);
   const ulong fraction = (bits & 0x7fffffu) | (exponent == 0 ? 0u : 0x800000u);
@@ -175,7 +185,7 @@ static inline ulong FixedOf(float x) {
 }
 
 /// e^-y of a fixed-point number: 2^-n times e^-w, whose eighth of w a polynomial takes.
-static inline Wide ExpOfMinus(ulong y) {
+MARLIN_INLINE Wide ExpOfMinus(ulong y) {
   constexpr ulong kVanishing = 750ul << kFixedBits;  // The double of e^-750 is 0.
   if (y >= kVanishing) return Wide{0, 0};
   constexpr int kRestBits = kFixedBits - 1;
@@ -196,6 +206,21 @@ static inline Wide ExpOfMinus(ulong y) {
   return Normalized(power, -int(binary >> kRestBits));
 }
 
+/// ln x, for x >= 1: a square of the mantissa for each bit of its binary logarithm.
+MARLIN_INLINE Wide LogOf(Wide x) {
+  constexpr int kBits = 63;
+  ulong fraction = 0;
+  ulong mantissa = x.mantissa;
+  for (int bit = 0; bit < kBits; ++bit) {
+    mantissa = MultiplyHigh(mantissa, mantissa);
+    const ulong carry = mantissa >> 63;
+    fraction = fraction << 1 | carry;
+    mantissa = carry != 0 ? mantissa : mantissa << 1;
+  }
+  const Wide binary = Add(Normalized(ulong(x.exponent), 63), Normalized(fraction, 0));
+  return Multiply(binary, Wide{kLn2, -1});
+}
+
 }  // namespace kernels
 }  // namespace marlin
-#endif  // MARLIN_BACKENDS_METAL_KERNELS_SOFT_DOUBLE_H_
+#endif  // MARLIN_PLAN_INTEGERS_SOFT_DOUBLE_H_
