@@ -21,9 +21,11 @@ def gpu_record(features: tuple[str, ...] = ()) -> dict[str, Any]:
     counts = {"failed": 0, "unsupported": 3, "mistrusted": 0, "skipped": 0, "worst_ratio": 0.25,
               "worst_case": "gemm/u4/metal/...", "state": "ran", "failures": []}
     device = {"name": "metal", "model": "Apple M9", "features": list(features)}
-    results = {"open": {"state": "opens with all tests", "device": device},
-               "conformance marlin_one": {"kernel": "marlin_one", "passed": 7, **counts},
-               "conformance marlin_two": {"kernel": "marlin_two", "passed": 0, **counts}}
+    results: dict[str, dict[str, Any]] = {
+        "open": {"state": "opens with all tests", "device": device},
+        "conformance marlin_one": {"kernel": "marlin_one", "passed": 7, **counts},
+        "conformance marlin_two": {"kernel": "marlin_two", "passed": 0, **counts},
+    }
     return metal_record.make_record(results, {
         "os": "macOS 20.1", "commit": "0123456789abcdef", "date": "2030-01-02", "quick": False,
         "chip": "unknown"})
