@@ -117,6 +117,19 @@ class HardwareStatus(unittest.TestCase):
                          "`apple-gpu-virtual:Apple M9:macOS 20.1` (7 cases of a sample, 2030-01-02,"
                          " 0123456789)")
 
+    def test_operations_of_decoders(self) -> None:
+        self.assertNotIn("Decoder operations", hardware_status.page(self.root))
+        self.write("src/plan/step/decoder_operations.def",
+                   '//   MARLIN_DECODER_OPERATION(Name, text, cpu, cuda, metal)\n'
+                   'MARLIN_DECODER_OPERATION(One, "RMS norm", kRuns, kScratch | kLoads, kRuns)\n'
+                   'MARLIN_DECODER_OPERATION(Two, "RoPE", kRuns,\n             kLoads, kAbsent)\n')
+        record = gpu_record()
+        record["unit"] = [{"passed": 5, "failed": 1}, {"passed": 2}]
+        self.write("bench/records/metal-apple-m9.json", record)
+        page = hardware_status.page(self.root)
+        self.assertIn("| RMS norm | `host-simulator` |\n| RoPE | no kernel: the CPU", page)
+        self.assertIn("`apple-gpu:Apple M9:macOS 20.1`: 7 unit tests passed, 1 failed (", page)
+
     def test_a_simulators_record_does_not_count(self) -> None:
         record = gpu_record()
         record["class"] = "simulator"
