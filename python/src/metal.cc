@@ -56,6 +56,8 @@ const char* RoleOf(int buffer) {
       return "bias";
     case MARLIN_BUFFER_ROW_WEIGHT:
       return "row_weight";
+    case MARLIN_BUFFER_IDS:
+      return "ids";
     default:
       return "parameters";
   }
@@ -84,7 +86,7 @@ nb::dict TakeArrays(MetalStrips& self) {
 }
 
 nb::object ParametersOf(const metal::ForeignKernel& kernel) {
-  nb::bytes bytes(&kernel.parameters, sizeof(kernel.parameters));
+  nb::bytes bytes(kernel.parameters.data(), kernel.parameters.size());
   return nb::module_::import_("numpy").attr("frombuffer")(bytes, "int32");
 }
 
@@ -264,6 +266,15 @@ void BindMetal(nb::module_& module) {
           },
           nb::arg("rows"), nb::arg("dtype"),
           "The kernel that looks up columns by int32 ids, which are in range: \"input\".")
+      .def(
+          "plan_gather",
+          [](const MetalStrips& w, int64_t rows, int64_t ids_of_row, const std::string& dtype) {
+            const DType type = ParseFloatType("dtype", dtype);
+            return Take(metal::DescribeForeign(
+                Take(metal::ForeignGatherLaunch(*w.strips, {rows, ids_of_row, type}))));
+          },
+          nb::arg("rows"), nb::arg("ids_of_row"), nb::arg("dtype"),
+          "The kernel that multiplies rows with matrices that int32 \"ids\" select.")
       .def("plan", &PlanCall, nb::arg("call"),
            "The kernels of a GEMM whose m, n and k are not 0, in order.");
 }

@@ -158,6 +158,8 @@ def _plain(node: dict[str, Any], inputs: list[mx.array]) -> mx.array:
         return first.transpose(node["arguments"][0])
     if name == "Add":
         return first + inputs[1]
+    if name in ("Minimum", "Maximum"):
+        return (mx.minimum if name == "Minimum" else mx.maximum)(first, inputs[1])
     if name == "Multiply":
         return first * inputs[1]
     if name == "Hadamard":

@@ -146,6 +146,13 @@ def test_errors() -> None:
         linear(torch.randn(2, 96).to(torch.float8_e4m3fn), None, module.handle(), 0, 40)
 
 
+def test_tensors_of_a_mac_are_sent_to_mlx() -> None:
+    from metal_marlin._torch_prepared import check_preparable
+
+    with pytest.raises(mm.UnsupportedError, match="metal_marlin.mlx has them for that GPU"):
+        check_preparable(torch.device("mps"))
+
+
 def test_numpy_functions_take_tensors() -> None:
     weight = torch.randn(64, 24)
     packed, scales = mm.pack_fp4_weights(weight, 32)

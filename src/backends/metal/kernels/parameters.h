@@ -132,6 +132,7 @@ enum GroupSpan {
 #define MARLIN_BUFFER_BIAS 7
 #define MARLIN_BUFFER_ROW_WEIGHT 8
 #define MARLIN_BUFFER_PARAMETERS 9
+#define MARLIN_BUFFER_IDS 10  // The ids of marlin_gather_gemv.
 
 struct Parameters {
   MARLIN_INT64 input_stride;   ///< Elements from row to row.
