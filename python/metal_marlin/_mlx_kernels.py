@@ -18,7 +18,7 @@ import numpy as np
 from . import _core
 from ._arrays import check_float, dtype_name, options
 from ._core import QuantizedWeights
-from .errors import InvalidArgumentError, UnsupportedError
+from .errors import InvalidArgumentError
 
 # MLX passes smaller arrays to kernels in the constant address space.
 _LEAST_ELEMENTS = 8
@@ -191,14 +191,8 @@ class MetalWeights:
         return kernel(arrays, dtype).reshape(shape)
 
     def gathers(self) -> bool:
-        """Whether `gather` can run."""
-        if self._transform.changes_input():
-            return False
-        try:
-            self._strips.plan_gather(1, 1, "float32")
-        except UnsupportedError:
-            return False
-        return True
+        """Whether `gather` can run: x has no transform of an expert's own."""
+        return not self._transform.changes_input()
 
     def gather(self, x: mx.array, ids: mx.array) -> mx.array:
         """x [rows, K] and ids [rows, top_k] -> [rows, top_k, N], without a look at the ids. The
@@ -209,6 +203,7 @@ class MetalWeights:
         if 0 in shape:
             return mx.zeros(shape, x.dtype)
         arrays = {name: part.reshape(-1) for name, part in self._parts.items()}
+        arrays["global_scales"] = _at_least(mx.array(self._strips.global_scales))
         arrays["input"] = _at_least(x)
         arrays["ids"] = _at_least(_as_int32(ids, self.experts))
         kernel = _Kernel(self._strips.plan_gather(rows, count, dtype_name(x)))

@@ -58,6 +58,8 @@ const char* RoleOf(int buffer) {
       return "row_weight";
     case MARLIN_BUFFER_IDS:
       return "ids";
+    case MARLIN_BUFFER_GLOBAL_SCALES:
+      return "global_scales";
     default:
       return "parameters";
   }
@@ -254,6 +256,14 @@ void BindMetal(nb::module_& module) {
       .def_prop_ro("n", [](const MetalStrips& w) { return w.strips->spec.n; })
       .def_prop_ro("experts", [](const MetalStrips& w) { return w.strips->spec.experts; })
       .def_prop_ro("nbytes", [](const MetalStrips& w) { return w.strips->bytes; })
+      .def_prop_ro("global_scales",
+                   [](const MetalStrips& w) {
+                     std::vector<float> scales;
+                     for (int64_t expert = 0; expert < w.strips->spec.experts; ++expert) {
+                       scales.push_back(w.strips->global_scale(expert));
+                     }
+                     return scales;
+                   })
       .def("take_arrays", &TakeArrays,
            "The parts by operand name, uint8 [experts, bytes], once: they own the memory from then "
            "on. Plans do not need it.")
@@ -271,7 +281,7 @@ void BindMetal(nb::module_& module) {
           [](const MetalStrips& w, int64_t rows, int64_t ids_of_row, const std::string& dtype) {
             const DType type = ParseFloatType("dtype", dtype);
             return Take(metal::DescribeForeign(
-                Take(metal::ForeignGatherLaunch(*w.strips, {rows, ids_of_row, type}))));
+                metal::ForeignGatherLaunch(*w.strips, {rows, ids_of_row, type})));
           },
           nb::arg("rows"), nb::arg("ids_of_row"), nb::arg("dtype"),
           "The kernel that multiplies rows with matrices that int32 \"ids\" select.")

@@ -241,6 +241,8 @@ MUTANTS = [
            GATHERED),
     Mutant("the zeros of the first matrix", "gather_gemv.h", "matrix * p.extras_bytes", "0",
            GATHERED),
+    Mutant("the global scale of the first matrix", "gather_gemv.h", "global_scales[id]",
+           "global_scales[0]", GATHERED),
     Mutant("a matrix beyond the stack", "gather_gemv.h", "id < p.matrices", "id <= p.matrices",
            GATHERED),
     Mutant("a matrix before the stack", "gather_gemv.h", "id >= 0 && ", "", GATHERED),

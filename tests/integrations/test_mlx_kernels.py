@@ -232,18 +232,6 @@ def test_gathered_experts_with_wrong_ids(simulator: Any) -> None:
     assert bool(mx.isnan(got[1:5]).all())
 
 
-def test_what_cannot_be_gathered() -> None:
-    from metal_marlin._mlx_kernels import MetalWeights
-
-    parts = _core.WeightsParts()
-    stored = stack("u4", 2, 64, 20)
-    parts.format, parts.k, parts.n, parts.group_size, parts.experts = "u4", 64, 20, 32, 2
-    parts.codes, parts.scales, parts.zeros = stored.codes, stored.scales, stored.zeros
-    assert MetalWeights(mm.QuantizedWeights.from_parts(parts), **SIMULATED).gathers()
-    parts.global_scale = np.array([1, 2], np.float32)
-    assert not MetalWeights(mm.QuantizedWeights.from_parts(parts), **SIMULATED).gathers()
-
-
 @pytest.mark.parametrize("bias", [False, True])
 def test_switch_linear(
     simulator: Any, bias: bool, monkeypatch: pytest.MonkeyPatch

@@ -118,12 +118,8 @@ KernelLaunch ForeignLookUp(const PreparedStrips& weights, int64_t rows, DType ty
                       MutableTensorView(nullptr, type, {rows, weights.spec.k}));
 }
 
-Result<KernelLaunch> ForeignGatherLaunch(const PreparedStrips& weights, const ForeignGather& call) {
+KernelLaunch ForeignGatherLaunch(const PreparedStrips& weights, const ForeignGather& call) {
   const WeightsSpec& spec = weights.spec;
-  for (int64_t expert = 1; expert < spec.experts; ++expert) {
-    if (weights.global_scale(expert) == weights.global_scale(0)) continue;
-    return Status(Code::kUnsupported, "weights: matrices with global scales of their own");
-  }
   kernels::GatherParameters p{};
   p.product = WeightParameters(weights, 0);
   p.product.m = static_cast<int32_t>(call.rows);
@@ -150,6 +146,7 @@ Result<KernelLaunch> ForeignGatherLaunch(const PreparedStrips& weights, const Fo
       {MARLIN_BUFFER_TABLE, nullptr, weights.table().bytes},
       {MARLIN_BUFFER_INPUT, nullptr, call.rows * spec.k * DTypeBytes(call.type)},
       {MARLIN_BUFFER_IDS, nullptr, ids * int64_t{sizeof(int32_t)}},
+      {MARLIN_BUFFER_GLOBAL_SCALES, nullptr, spec.experts * int64_t{sizeof(float)}},
       {MARLIN_BUFFER_OUTPUT, nullptr, ids * spec.n * DTypeBytes(call.type), true, false},
   };
   const int64_t simdgroups = GemvSimdgroups(weights.strips(), false);

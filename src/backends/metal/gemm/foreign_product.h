@@ -66,9 +66,8 @@ struct ForeignGather {
   DType type = DType::kF32;  ///< The type of A and of the output.
 };
 
-/// The launch that gathers, one GEMV per id. Without addresses. Errors: kUnsupported (matrices with
-/// different global scales).
-Result<KernelLaunch> ForeignGatherLaunch(const PreparedStrips& weights, const ForeignGather& call);
+/// The launch that gathers, one GEMV per id. Without addresses.
+KernelLaunch ForeignGatherLaunch(const PreparedStrips& weights, const ForeignGather& call);
 
 /// A launch without its addresses. Errors: kInvalidArgument (no such kernel).
 Result<ForeignKernel> DescribeForeign(const KernelLaunch& launch);

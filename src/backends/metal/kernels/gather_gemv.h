@@ -22,13 +22,15 @@ static inline PackedWeights MatrixAt(PackedWeights stack, int matrix, GatherPara
   return stack;
 }
 
-static METAL_FUNC void GatherGemv(PackedWeights stack, device const int* ids, Input input,
-                                  device uchar* out, threadgroup float* sums, uint2 group,
-                                  SimdgroupPlace place, GatherParameters p) {
+static METAL_FUNC void GatherGemv(PackedWeights stack, device const float* global_scales,
+                                  device const int* ids, Input input, device uchar* out,
+                                  threadgroup float* sums, uint2 group, SimdgroupPlace place,
+                                  GatherParameters p) {
   const int row = int(group.y);
   const int id = ids[row];
   const bool is_matrix = id >= 0 && id < p.matrices;  // The same in the whole threadgroup.
   if (is_matrix) {
+    p.product.global_scale = global_scales[id];
     SumStrip<1>(StripAt(group.x, MatrixAt(stack, id, p), p.product), input, sums,
                 row / p.ids_of_row, place.simdgroup, place.simdgroups, place, p.product);
   }

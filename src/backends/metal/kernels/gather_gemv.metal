@@ -12,6 +12,7 @@ using namespace marlin::kernels;
     device const uchar* input [[buffer(MARLIN_BUFFER_INPUT)]],
     device uchar* out [[buffer(MARLIN_BUFFER_OUTPUT)]],
     device const int* ids [[buffer(MARLIN_BUFFER_IDS)]],
+    device const float* global_scales [[buffer(MARLIN_BUFFER_GLOBAL_SCALES)]],
     constant GatherParameters& p [[buffer(MARLIN_BUFFER_PARAMETERS)]],
     uint2 group [[threadgroup_position_in_grid]],
     ushort simdgroup [[simdgroup_index_in_threadgroup]],
@@ -21,5 +22,5 @@ using namespace marlin::kernels;
   const PackedWeights stack = {codes, scales, extras, table};
   const Input rows = {input, nullptr};
   const SimdgroupPlace place = {simdgroup, simdgroups, lane};
-  GatherGemv(stack, ids, rows, out, sums, group, place, p);
+  GatherGemv(stack, global_scales, ids, rows, out, sums, group, place, p);
 }

@@ -44,11 +44,12 @@ class SimulatedGather : public ::testing::Test {
     return values;
   }
 
-  QuantizedWeights Stack(int64_t k, int64_t n, Format format) {
+  QuantizedWeights Stack(int64_t k, int64_t n, Format format, ScaleType scales = ScaleType::kF16) {
     const std::vector<float> values = Random(kMatrices * k * n);
     QuantizeOptions options;
+    options.scale_type = scales;
     options.format = format;
-    options.group_size = 32;
+    options.group_size = scales == ScaleType::kE4M3 ? 16 : 32;
     return *Quantize({values.data(), DType::kF32, {kMatrices, k, n}}, options);
   }
 
@@ -57,16 +58,20 @@ class SimulatedGather : public ::testing::Test {
                                    const std::vector<int32_t>& ids, int64_t ids_of_row) {
     const auto strips = *PrepareForeign(weights);
     const int64_t rows = static_cast<int64_t>(ids.size()) / ids_of_row;
-    auto launch = ForeignGatherLaunch(*strips, {rows, ids_of_row, DType::kF32});
-    EXPECT_TRUE(launch.ok()) << launch.status().message();
+    KernelLaunch launch = ForeignGatherLaunch(*strips, {rows, ids_of_row, DType::kF32});
+    std::vector<float> global_scales;
+    for (int64_t i = 0; i < kMatrices; ++i) global_scales.push_back(strips->global_scale(i));
     std::vector<float> out(ids.size() * static_cast<size_t>(weights.spec.n), -7.0F);
-    for (KernelBuffer& buffer : launch->buffers) {
+    for (KernelBuffer& buffer : launch.buffers) {
       switch (buffer.index) {
         case MARLIN_BUFFER_INPUT:
           buffer.data = x.data();
           break;
         case MARLIN_BUFFER_IDS:
           buffer.data = ids.data();
+          break;
+        case MARLIN_BUFFER_GLOBAL_SCALES:
+          buffer.data = global_scales.data();
           break;
         case MARLIN_BUFFER_OUTPUT:
           buffer.data = out.data();
@@ -75,7 +80,7 @@ class SimulatedGather : public ::testing::Test {
           buffer.data = PartOf(*strips, buffer.index).data;
       }
     }
-    const Status status = driver_->Run({&*launch, 1}, nullptr);
+    const Status status = driver_->Run({&launch, 1}, nullptr);
     EXPECT_TRUE(status.ok()) << status.message();
     return out;
   }
@@ -119,6 +124,16 @@ TEST_F(SimulatedGather, HasTheBitsOfEachMatrix) {
           << FormatName(format) << " " << i;
     }
   }
+}
+
+TEST_F(SimulatedGather, HasTheGlobalScaleOfEachMatrix) {
+  const QuantizedWeights weights = Stack(64, 20, Format::kFp4E2M1, ScaleType::kE4M3);
+  ASSERT_TRUE(weights.spec.has_global_scale);
+  const PreparedWeights ready = *Prepare(weights, *device_);
+  const std::vector<float> x = Random(64);
+  const std::vector<float> out = Gather(weights, x, {2, 1}, 2);
+  EXPECT_EQ(std::vector<float>(out.begin(), out.begin() + 20), OfMatrix(ready, x.data(), 2));
+  EXPECT_EQ(std::vector<float>(out.begin() + 20, out.end()), OfMatrix(ready, x.data(), 1));
 }
 
 TEST_F(SimulatedGather, GivesNaNsForAnIdThatIsNone) {
