@@ -55,7 +55,8 @@ def check_preparable(device: torch.device) -> None:
     """Raises UnsupportedError unless weights can be prepared for a device now."""
     if device.type == "mps":
         raise UnsupportedError(
-            "weights: no kernels for mps through PyTorch; metal_marlin.mlx has them for that GPU"
+            "weights: only single matrices have kernels for mps here; metal_marlin.mlx has the "
+            "others for that GPU"
         )
     if device.type not in KERNELS_FOR:
         raise UnsupportedError(f"weights: no kernels for {device}; supported: CPU and CUDA")

@@ -15,22 +15,28 @@
 namespace marlin {
 namespace kernels {
 
-static inline PackedWeights MatrixAt(PackedWeights stack, int matrix, GatherParameters p) {
-  stack.codes += matrix * p.codes_bytes;
-  stack.scales += matrix * p.scales_bytes;
-  stack.extras += matrix * p.extras_bytes;
-  return stack;
+/// The matrices of all experts.
+struct MatrixStack {
+  PackedWeights first;
+  device const float* global_scales;
+};
+
+static inline PackedWeights MatrixAt(MatrixStack stack, int matrix, GatherParameters p) {
+  PackedWeights weights = stack.first;
+  weights.codes += matrix * p.codes_bytes;
+  weights.scales += matrix * p.scales_bytes;
+  weights.extras += matrix * p.extras_bytes;
+  return weights;
 }
 
-static METAL_FUNC void GatherGemv(PackedWeights stack, device const float* global_scales,
-                                  device const int* ids, Input input, device uchar* out,
-                                  threadgroup float* sums, uint2 group, SimdgroupPlace place,
-                                  GatherParameters p) {
+static METAL_FUNC void GatherGemv(MatrixStack stack, device const int* ids, Input input,
+                                  device uchar* out, threadgroup float* sums, uint2 group,
+                                  SimdgroupPlace place, GatherParameters p) {
   const int row = int(group.y);
   const int id = ids[row];
   const bool is_matrix = id >= 0 && id < p.matrices;  // The same in the whole threadgroup.
   if (is_matrix) {
-    p.product.global_scale = global_scales[id];
+    p.product.global_scale = stack.global_scales[id];
     SumStrip<1>(StripAt(group.x, MatrixAt(stack, id, p), p.product), input, sums,
                 row / p.ids_of_row, place.simdgroup, place.simdgroups, place, p.product);
   }

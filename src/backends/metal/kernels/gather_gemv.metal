@@ -19,8 +19,8 @@ using namespace marlin::kernels;
     ushort simdgroups [[simdgroups_per_threadgroup]],
     ushort lane [[thread_index_in_simdgroup]]) {
   threadgroup float sums[GemvSums<1>::kCount];
-  const PackedWeights stack = {codes, scales, extras, table};
+  const MatrixStack stack = {{codes, scales, extras, table}, global_scales};
   const Input rows = {input, nullptr};
   const SimdgroupPlace place = {simdgroup, simdgroups, lane};
-  GatherGemv(stack, global_scales, ids, rows, out, sums, group, place, p);
+  GatherGemv(stack, ids, rows, out, sums, group, place, p);
 }
