@@ -141,6 +141,20 @@ TEST_F(AppleExperts, NeedEveryBarrier) {
   }
 }
 
+// Before macOS 15 each encoder names the weights.
+TEST_F(AppleExperts, NameTheirWeightsWithoutResidencySets) {
+  for (const bool sets : {true, false}) {
+    fake_gpu::TheBehaviour().residency_sets = sets;
+    apple_ = *Device::Open("metal");
+    const Layer layer(*apple_);
+    const DeviceBuffer out = *DeviceBuffer::Allocate(*apple_, kTokens * kHidden * 4);
+    const Status run = layer.Run(layer.Plan(), static_cast<float*>(out.data()));
+    EXPECT_TRUE(run.ok()) << run.message();
+    EXPECT_TRUE(apple_->Synchronize().ok());
+    EXPECT_EQ(fake_gpu::TheLog().used_resources > 0, !sets);
+  }
+}
+
 // Opening a device compares a layer with the host.
 TEST_F(AppleExperts, AreCheckedWhenTheDeviceOpens) {
   ASSERT_EQ(unsetenv("MARLIN_METAL_SELF_TEST"), 0);
