@@ -84,7 +84,7 @@ static METAL_FUNC Head CachedHead(NewHeads heads, device uchar* page, int row, i
 }
 
 static METAL_FUNC void AppendRows(threadgroup uint* scratch, NewHeads heads, AttendMemory memory,
-                                  RowReport report, uint2 group, ushort simdgroup, ushort lane,
+                                  device int4* report, uint2 group, ushort simdgroup, ushort lane,
                                   constant AppendParameters& p) {
   if (group.y == 0) {
     if (group.x == 0) CheckRows(scratch, memory, report, simdgroup * kLanes + lane, p.cache);
@@ -116,8 +116,7 @@ static METAL_FUNC void AppendRows(threadgroup uint* scratch, NewHeads heads, Att
     device const int* positions [[buffer(MARLIN_BUFFER_POSITIONS)]],
     device const int* first_rows [[buffer(MARLIN_BUFFER_FIRST_ROWS)]],
     device const int* block_tables [[buffer(MARLIN_BUFFER_BLOCK_TABLES)]],
-    device int2* error [[buffer(MARLIN_BUFFER_ROW_ERROR)]],
-    device int2* numbers [[buffer(MARLIN_BUFFER_ERROR_NUMBERS)]],
+    device int4* report [[buffer(MARLIN_BUFFER_ROW_ERROR)]],
     constant AppendParameters& p [[buffer(MARLIN_BUFFER_PARAMETERS)]],
     uint2 group [[threadgroup_position_in_grid]],
     ushort simdgroup [[simdgroup_index_in_threadgroup]],
@@ -128,5 +127,5 @@ static METAL_FUNC void AppendRows(threadgroup uint* scratch, NewHeads heads, Att
   memory.positions = positions;
   memory.first_rows = first_rows;
   memory.block_tables = block_tables;
-  AppendRows(scratch, heads, memory, {error, numbers}, group, simdgroup, lane, p);
+  AppendRows(scratch, heads, memory, report, group, simdgroup, lane, p);
 }

@@ -94,8 +94,8 @@ Status LaunchAppend(const AppendOperands& append, CallContext* context) {
   AddressSlabs(append.cache, &launch, true);
   const kernels::PagedRows& pages = p.cache.pages;
   const RowLimits limits{pages.rows, pages.blocks, pages.page_tokens};
-  const auto error_of = [limits](const ErrorWords::Word& error, const ErrorWords::Word& numbers) {
-    return RowReportError(error, numbers, limits);
+  const auto error_of = [limits](const ErrorWords::Word& report) {
+    return RowReportError(report, limits);
   };
   MARLIN_RETURN_IF_ERROR(BindReport(true, error_of, context, &launch));
   launch.other_parameters = ParameterBlock(p);

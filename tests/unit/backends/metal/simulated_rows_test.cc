@@ -25,6 +25,7 @@
 #include "ops/device/device.h"
 #include "plan/gemm/host_staging.h"
 #include "plan/gemm/transform_columns.h"
+#include "reference/decoder.h"
 
 namespace marlin::metal::simulated_rows_test {
 namespace {
@@ -215,6 +216,10 @@ TEST_F(SimulatedRows, GatesOfOneMatrix) {
   const GateOptions options = {.limit = 2.0F};
   ASSERT_EQ(Error(ApplyGate(*device_, gate(copy), up(copy), Matrix(want, 4, kColumns), options)),
             "");
+  const std::vector<double> exact = reference::ApplyGate(gate(copy), up(copy), options);
+  for (size_t i = 0; i < exact.size(); ++i) {
+    ASSERT_NEAR(double{want[i]}, exact[i], 1e-6 * std::abs(exact[i]) + 1e-7) << i;
+  }
   for (const bool in_up : {false, true}) {
     copy = both;
     const MutableTensorView out = in_up ? up(copy) : gate(copy);
