@@ -103,8 +103,9 @@ static inline void ReportWrong(AttendMemory memory, FirstWrong wrong, constant P
 }
 
 /// Called by all threads of a threadgroup; `scratch` has room for kAttendSimdgroups.
-static METAL_FUNC void CheckRows(threadgroup uint* scratch, AttendMemory memory, device int4* report,
-                                 int thread_index, constant AttendParameters& p) {
+static METAL_FUNC void CheckRows(threadgroup uint* scratch, AttendMemory memory,
+                                 device int4* report, int thread_index,
+                                 constant AttendParameters& p) {
   const uint wrong = LeastOfThreads(
       scratch, FirstWrongSequence(memory.first_rows, thread_index, p.pages), thread_index);
   if (wrong != kNothingWrong) {
