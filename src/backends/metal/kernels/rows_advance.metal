@@ -52,8 +52,7 @@ static inline bool Stops(device const int* stop_ids, int token, AdvanceParameter
   threadgroup_barrier(mem_flags::mem_threadgroup);
   int first = of_simdgroup[0];
   for (int i = 1; i < kAdvanceThreads / kLanes; ++i) first = metal::min(first, of_simdgroup[i]);
-  // The row's own thread, which alone uses its count.
-  if (first == kNoRow || first % kAdvanceThreads != thread_index) return;
+  if (first == kNoRow || thread_index != 0) return;
   error[0] = first;
   error[1] = counts[first];
 }

@@ -388,6 +388,7 @@ TEST_F(SimulatedRows, AppendsCheckTheirRows) {
         c.positions = {510, 511, 512, 1};
       },
       "position 512 is in block 2 of 2");
+  expect_error([](Cached& c) { c.positions[3] = 512; }, "position 512 is in block 2 of 2");
   expect_error([](Cached& c) { c.tables[1] = 2; }, "no page 2 for block 1 of sequence 0");
   expect_error([](Cached& c) { c.tables[2] = -1; }, "no page -1 for block 0 of sequence 1");
   expect_error([](Cached& c) { c.tables[0] = 1 << 30; }, "no page 1073741824");
