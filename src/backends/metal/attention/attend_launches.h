@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "backends/metal/decoder/operations.h"
+#include "backends/metal/kernels/attend_parameters.h"
 #include "backends/metal/runtime/driver.h"
 #include "marlin/decoder.h"
 
@@ -41,6 +42,11 @@ int64_t AttendWorkspaceBytes(const AttendOperands& operands, const DeviceShape& 
 /// the device's memory), kOutOfMemory.
 Status LaunchAttention(const AttendOperands& operands, CallContext* context);
 
+/// Describes the rows, pages and slabs of a paged cache, and where heads are in a page. Errors:
+/// kInvalidArgument for slabs that are not the device's memory.
+Status SetPages(const SequenceRows& rows, const PagedCache& cache, const Driver& driver,
+                kernels::AttendParameters* p);
+
 /// attend_H_D: H query heads of a row at a time, of up to D features. attend_tile_D: without heads.
 struct AttendKernel {
   std::string_view function;
@@ -51,8 +57,8 @@ struct AttendKernel {
 /// The grid of a kernel.
 struct AttendPlan {
   AttendKernel kernel;
-  int64_t indices = 0;            ///< Rows, or places for rows.
-  int64_t rows_of_sequence = 0;   ///< As in kernels::AttendParameters.
+  int64_t indices = 0;           ///< Rows, or places for rows.
+  int64_t rows_of_sequence = 0;  ///< As in kernels::AttendParameters.
   int64_t least_tokens = 1;
   int64_t most_tokens = std::numeric_limits<int32_t>::max();
   int64_t indices_of_launch = 0;  ///< Of each launch but the last.

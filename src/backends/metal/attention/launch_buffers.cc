@@ -37,9 +37,7 @@ bool QuadsAligned(const TensorView& view) {
          QuadsAligned(view.data(), view.dtype(), {view.stride(0), view.stride(1)});
 }
 
-bool TakesSlabs(const PagedCache& cache) {
-  return std::ssize(cache.slabs) <= kernels::kMostSlabs;
-}
+bool TakesSlabs(const PagedCache& cache) { return std::ssize(cache.slabs) <= kernels::kMostSlabs; }
 
 Status SetSlabs(const PagedCache& cache, const Driver& driver, kernels::PagedRows* pages) {
   pages->page_stride = cache.page_stride;
@@ -58,10 +56,10 @@ Status SetSlabs(const PagedCache& cache, const Driver& driver, kernels::PagedRow
   return Status();
 }
 
-void AddressSlabs(const PagedCache& cache, KernelLaunch* launch) {
+void AddressSlabs(const PagedCache& cache, KernelLaunch* launch, bool written) {
   const int64_t bytes = cache.slab_pages * cache.page_stride * DTypeBytes(cache.type);
   for (const void* const slab : cache.slabs) {
-    if (slab != nullptr) launch->addressed.push_back({slab, bytes, false});
+    if (slab != nullptr) launch->addressed.push_back({slab, bytes, written});
   }
 }
 
