@@ -19,10 +19,10 @@ namespace {
 
 /// With few features first, then few heads.
 constexpr AttendKernel kKernels[] = {
-    {"attend_1_64", 1, 64},    {"attend_4_64", 4, 64},   {"attend_8_64", 8, 64},
-    {"attend_1_128", 1, 128},  {"attend_4_128", 4, 128}, {"attend_8_128", 8, 128},
-    {"attend_1_256", 1, 256},  {"attend_4_256", 4, 256}, {"attend_1_512", 1, 512},
-    {"attend_2_512", 2, 512},  {"attend_1_1024", 1, 1024},
+    {"attend_1_64", 1, 64},   {"attend_4_64", 4, 64},     {"attend_8_64", 8, 64},
+    {"attend_1_128", 1, 128}, {"attend_4_128", 4, 128},   {"attend_8_128", 8, 128},
+    {"attend_1_256", 1, 256}, {"attend_4_256", 4, 256},   {"attend_1_512", 1, 512},
+    {"attend_2_512", 2, 512}, {"attend_1_1024", 1, 1024},
 };
 static_assert(std::end(kKernels)[-1].features == kernels::kMostAttendFeatures);
 constexpr AttendKernel kTileKernels[] = {{"attend_tile_64", 0, 64},
@@ -267,7 +267,8 @@ AttendPlan PlanSingle(const AttendOperands& operands, const DeviceShape& shape, 
   plan.kernel = KernelFor(group, Features(operands));
   plan.head_parts = CeilDivide(group, plan.kernel.heads);
   plan.indices = indices;
-  plan.indices_of_launch = IndicesOfLaunch(indices, kMostSingleOperations / AttendOperationsOf(operands, heads));
+  plan.indices_of_launch =
+      IndicesOfLaunch(indices, kMostSingleOperations / AttendOperationsOf(operands, heads));
   const int64_t threadgroups = indices * operands.kv_heads() * plan.head_parts;
   SplitSegments(operands, shape, threadgroups, MostSegments(operands, 1), indices, &plan);
   return plan;
@@ -338,8 +339,8 @@ Status LaunchPart(const AttendOperands& operands, const AttendPlan& plan, int64_
   const RowLimits limits{p.pages.rows, p.pages.blocks, p.pages.page_tokens};
   MARLIN_RETURN_IF_ERROR(BindReport(
       p.checks != 0,
-      [limits](const ErrorWords::Word& report) { return RowReportError(report, limits); },
-      context, &launch));
+      [limits](const ErrorWords::Word& report) { return RowReportError(report, limits); }, context,
+      &launch));
   context->launches.push_back(launch);
   if (plan.segments > 1) {
     context->launches.push_back(MergeLaunch(operands, plan, launch, context->workspace));
@@ -363,8 +364,8 @@ bool TakesAttention(const AttendOperands& operands) {
   }
   if (!operands.paged()) return true;
   const PagedCache& cache = *operands.cache;
-  return cache.page_tokens % kernels::kBlockKeys == 0 && TakesSlabs(cache) && operands.sequences() < kMostRows &&
-         operands.rows->block_tables.dim(1) < kMostRows;
+  return cache.page_tokens % kernels::kBlockKeys == 0 && TakesSlabs(cache) &&
+         operands.sequences() < kMostRows && operands.rows->block_tables.dim(1) < kMostRows;
 }
 
 AttendPlans PlanAttend(const AttendOperands& operands, const DeviceShape& shape) {

@@ -51,8 +51,8 @@ struct AttendKernel {
 /// The grid of a kernel.
 struct AttendPlan {
   AttendKernel kernel;
-  int64_t indices = 0;            ///< Rows, or places for rows.
-  int64_t rows_of_sequence = 0;   ///< As in kernels::AttendParameters.
+  int64_t indices = 0;           ///< Rows, or places for rows.
+  int64_t rows_of_sequence = 0;  ///< As in kernels::AttendParameters.
   int64_t least_tokens = 1;
   int64_t most_tokens = std::numeric_limits<int32_t>::max();
   int64_t indices_of_launch = 0;  ///< Of each launch but the last.

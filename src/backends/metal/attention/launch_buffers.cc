@@ -37,9 +37,7 @@ bool QuadsAligned(const TensorView& view) {
          QuadsAligned(view.data(), view.dtype(), {view.stride(0), view.stride(1)});
 }
 
-bool TakesSlabs(const PagedCache& cache) {
-  return std::ssize(cache.slabs) <= kernels::kMostSlabs;
-}
+bool TakesSlabs(const PagedCache& cache) { return std::ssize(cache.slabs) <= kernels::kMostSlabs; }
 
 Status SetSlabs(const PagedCache& cache, const Driver& driver, kernels::PagedRows* pages) {
   pages->page_stride = cache.page_stride;

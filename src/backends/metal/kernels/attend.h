@@ -13,9 +13,9 @@
 //   in the grid a threadgroup takes all of its row; else the segments of a row go to memory, and
 //   attend_merge adds them in the same order by the same operations, unless there is only one.
 //
-// A row's bits depend neither on the other rows nor on the grid. Masked keys are not read. Every key
-// and value is read once per threadgroup.
-// Barriers per segment: 2, or 4 if a lane has more than 16 sums; one more between segments.
+// A row's bits depend neither on the other rows nor on the grid. Masked keys are not read. Every
+// key and value is read once per threadgroup. Barriers per segment: 2, or 4 if a lane has more than
+// 16 sums; one more between segments.
 #ifndef MARLIN_BACKENDS_METAL_KERNELS_ATTEND_H_
 #define MARLIN_BACKENDS_METAL_KERNELS_ATTEND_H_
 
@@ -130,8 +130,8 @@ static METAL_FUNC void AddKeys(thread LaneSums<kHeads, kFeatures>& sums,
   for (int k = 0; k < kKeysAtOnce; ++k) {
     const bool visible = first + k >= row.first && first + k < row.end;
     const long at = k * p.key_stride * CacheElementBytes(key_type);
-    const Features<kFeatures> key = LoadFeatures<kFeatures>(
-        block.keys + at, key_type, aligned_keys, visible ? p.key_dim : 0, lane);
+    const Features<kFeatures> key = LoadFeatures<kFeatures>(block.keys + at, key_type, aligned_keys,
+                                                            visible ? p.key_dim : 0, lane);
     MARLIN_UNROLL
     for (int h = 0; h < kHeads; ++h) {
       float product = 0.0f;
@@ -290,9 +290,8 @@ static METAL_FUNC void LoadQueries(thread HeadFeatures<kHeads, kFeatures>& queri
   MARLIN_UNROLL
   for (int h = 0; h < kHeads; ++h) {
     const long at = row * p.query_stride + (first_head + h) * p.query_head_stride;
-    queries.head[h] =
-        LoadFeatures<kFeatures>(data + at * CacheElementBytes(input_type), input_type,
-                                aligned_input, h < heads ? p.key_dim : 0, lane);
+    queries.head[h] = LoadFeatures<kFeatures>(data + at * CacheElementBytes(input_type), input_type,
+                                              aligned_input, h < heads ? p.key_dim : 0, lane);
     MARLIN_UNROLL
     for (int i = 0; i < kFeatures; ++i) queries.head[h].value[i] *= p.query_scale;
   }

@@ -94,15 +94,15 @@ MARLIN_INLINE MARLIN_INT64 PartialFloats(MARLIN_INT32 value_dim) { return 2 + va
 
 // Indices of the buffers. Absent ones are bound to a buffer that is not read.
 #define MARLIN_BUFFER_QUERIES 0
-#define MARLIN_BUFFER_KEYS 1    // Of tensors, as MARLIN_BUFFER_VALUES.
+#define MARLIN_BUFFER_KEYS 1  // Of tensors, as MARLIN_BUFFER_VALUES.
 #define MARLIN_BUFFER_VALUES 2
 #define MARLIN_BUFFER_ATTENDED 3
-#define MARLIN_BUFFER_SINKS 4          // f32 [heads]
-#define MARLIN_BUFFER_SUMS 5           // f32 [indices][heads][segments][PartialFloats]
-#define MARLIN_BUFFER_POSITIONS 6      // i32 [rows]; this and all below: of a paged cache.
-#define MARLIN_BUFFER_FIRST_ROWS 7     // i32 [sequences + 1]
-#define MARLIN_BUFFER_BLOCK_TABLES 8   // i32 [sequences][blocks]
-#define MARLIN_BUFFER_ROW_ERROR 10      // A report, zeros before the launch.
+#define MARLIN_BUFFER_SINKS 4         // f32 [heads]
+#define MARLIN_BUFFER_SUMS 5          // f32 [indices][heads][segments][PartialFloats]
+#define MARLIN_BUFFER_POSITIONS 6     // i32 [rows]; this and all below: of a paged cache.
+#define MARLIN_BUFFER_FIRST_ROWS 7    // i32 [sequences + 1]
+#define MARLIN_BUFFER_BLOCK_TABLES 8  // i32 [sequences][blocks]
+#define MARLIN_BUFFER_ROW_ERROR 10    // A report, zeros before the launch.
 
 }  // namespace kernels
 }  // namespace marlin

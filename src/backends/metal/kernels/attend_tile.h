@@ -1,14 +1,15 @@
 // AttendTile: attention of many tokens of a sequence, in fp32 with a running maximum, on matrix
 // fragments.
 //
-//   A threadgroup takes kRows rows of a KV head: row r is query head r % group of token r / group of
-//   its sequence. For every tile of 64 keys that one of them sees:
-//     simdgroup s: scores of 8 keys, 8 s to 8 s + 7, with all rows       | queries [kRows][features]
-//     simdgroup s: weights of kRows / 8 rows, e^(scores - maximum)       | scores, then weights
-//     simdgroup s: out += weights . values, for an eighth of the features | [kRows][64]
-//   so that every key and value is loaded once per tile, from device memory straight into fragments,
-//   and only queries, scores and weights are in threadgroup memory. The sums of 512 keys are then
-//   added to the total.
+//   A threadgroup takes kRows rows of a KV head: row r is query head r % group of token r / group
+//   of its sequence. For every tile of 64 keys that one of them sees:
+//     simdgroup s: scores of 8 keys, 8 s to 8 s + 7, with all rows       | queries
+//     [kRows][features] simdgroup s: weights of kRows / 8 rows, e^(scores - maximum)       |
+//     scores, then weights simdgroup s: out += weights . values, for an eighth of the features |
+//     [kRows][64]
+//   so that every key and value is loaded once per tile, from device memory straight into
+//   fragments, and only queries, scores and weights are in threadgroup memory. The sums of 512 keys
+//   are then added to the total.
 //
 //   Grid of threadgroups: [KV heads][tiles][segments]. With several sequences there are more places
 //   than tiles; those beyond return. With one segment in the grid a threadgroup takes all keys of
@@ -42,7 +43,7 @@ struct TileScratch {
 
 /// Rows [first, count) of a sequence, of which the threadgroup has the first ones.
 struct QueryTile {
-  int sequence;  ///< Negative: there is no such tile.
+  int sequence;   ///< Negative: there is no such tile.
   int first_row;  ///< Of the sequence's tokens, in the call.
   int position;   ///< Of the sequence's first token.
   int first;
@@ -64,8 +65,8 @@ static inline QueryTile FindTile(AttendMemory memory, int index, int tile_rows,
       continue;
     }
     // A position beyond the block table is as good as its end.
-    const int position = metal::min(memory.positions[rows.begin],
-                                    p.pages.blocks * p.pages.page_tokens);
+    const int position =
+        metal::min(memory.positions[rows.begin], p.pages.blocks * p.pages.page_tokens);
     tile = {position < 0 ? -1 : s, rows.begin, position, left * tile_rows, tokens * p.group};
     return tile;
   }
@@ -197,8 +198,7 @@ static METAL_FUNC void ScoreKeys(threadgroup TileScratch<kMostFeatures>* scratch
   MARLIN_UNROLL
   for (int i = 0; i < kRowFragments; ++i) {
     const float2 products = ElementsOf(scores.row[i]);
-    threadgroup float* const to =
-        scratch->scores[i * kSide + row] + simdgroup * kSide + column;
+    threadgroup float* const to = scratch->scores[i * kSide + row] + simdgroup * kSide + column;
     to[0] = ScoreOf(products.x, p);
     to[1] = ScoreOf(products.y, p);
   }
@@ -227,8 +227,7 @@ static METAL_FUNC void WeighKeys(
     float high = scores[lane + kLanes];
     if (key + lane < seen.first || key + lane >= seen.end) low = NoScore();
     if (key + lane + kLanes < seen.first || key + lane + kLanes >= seen.end) high = NoScore();
-    const float largest =
-        metal::fmax(metal::simd_max(metal::fmax(low, high)), totals.largest[i]);
+    const float largest = metal::fmax(metal::simd_max(metal::fmax(low, high)), totals.largest[i]);
     const float origin = largest == NoScore() ? 0.0f : largest;
     low = WeightOf(low, origin);
     high = WeightOf(high, origin);
@@ -303,8 +302,8 @@ static METAL_FUNC void AddValues(
     MARLIN_UNROLL
     for (int f = 0; f < kColumns; ++f) {
       if (f >= columns) continue;
-      float2 pair = LoadValuePair(block.values, k + row, ValueFeature(columns, f, simdgroup, lane),
-                                  there, p);
+      float2 pair =
+          LoadValuePair(block.values, k + row, ValueFeature(columns, f, simdgroup, lane), there, p);
       if (masked) {
         if (!IsFinite(pair.x)) {
           infinite = true;

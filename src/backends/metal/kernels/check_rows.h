@@ -1,5 +1,5 @@
-// CheckRows: whether the rows of a step can be followed to their keys. One threadgroup checks all of
-// them, in the order of the CPU, so that what it reports is the same whatever runs beside it.
+// CheckRows: whether the rows of a step can be followed to their keys. One threadgroup checks all
+// of them, in the order of the CPU, so that what it reports is the same whatever runs beside it.
 #ifndef MARLIN_BACKENDS_METAL_KERNELS_CHECK_ROWS_H_
 #define MARLIN_BACKENDS_METAL_KERNELS_CHECK_ROWS_H_
 
@@ -94,8 +94,9 @@ static inline void ReportWrong(AttendMemory memory, FirstWrong wrong, constant P
 }
 
 /// Called by all threads of a threadgroup; `scratch` has room for kAttendSimdgroups.
-static METAL_FUNC void CheckRows(threadgroup uint* scratch, AttendMemory memory, device int4* report,
-                                 int thread_index, constant AttendParameters& p) {
+static METAL_FUNC void CheckRows(threadgroup uint* scratch, AttendMemory memory,
+                                 device int4* report, int thread_index,
+                                 constant AttendParameters& p) {
   const uint wrong = LeastOfThreads(
       scratch, FirstWrongSequence(memory.first_rows, thread_index, p.pages), thread_index);
   if (wrong != kNothingWrong) {

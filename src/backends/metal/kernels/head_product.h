@@ -57,8 +57,8 @@ static inline float4 LoadProductRow(ProductRows rows, int row, int input) {
 /// The weight of an output and an input, zero beyond the last ones.
 static inline float LoadWeight(ProductWeights weights, int output, int input, int inputs) {
   if (output >= weights.outputs || input >= inputs) return 0.0f;
-  const long at = weights.by_input ? input * weights.stride + output
-                                   : output * weights.stride + input;
+  const long at =
+      weights.by_input ? input * weights.stride + output : output * weights.stride + input;
   return LoadElement(weights.data, weights.type, at);
 }
 
@@ -101,8 +101,8 @@ static METAL_FUNC void MultiplyHead(thread ProductSums<kRowFragments>& sums, Pro
       const simdgroup_float8x8 b = FragmentOf(float2(first[j], second[j]));
       MARLIN_UNROLL
       for (int i = 0; i < kRowFragments; ++i) {
-        metal::simdgroup_multiply_accumulate(
-            sums.row[i], FragmentOf(float2(low[i][j], high[i][j])), b, sums.row[i]);
+        metal::simdgroup_multiply_accumulate(sums.row[i], FragmentOf(float2(low[i][j], high[i][j])),
+                                             b, sums.row[i]);
       }
     }
   }

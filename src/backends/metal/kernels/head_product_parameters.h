@@ -38,10 +38,10 @@ struct ExpandParameters {
   MARLIN_INT64 page_stride;    ///< Elements from page to page of the heads.
   MARLIN_INT64 first_element;  ///< Of the heads, in a page.
   MARLIN_INT32 heads;
-  MARLIN_INT32 latent;     ///< Features that the products add up.
-  MARLIN_INT32 rope;       ///< Features of a latent key after them.
-  MARLIN_INT32 nope;       ///< Features of a head's key before its RoPE part.
-  MARLIN_INT32 value_dim;  ///< Of a head.
+  MARLIN_INT32 latent;      ///< Features that the products add up.
+  MARLIN_INT32 rope;        ///< Features of a latent key after them.
+  MARLIN_INT32 nope;        ///< Features of a head's key before its RoPE part.
+  MARLIN_INT32 value_dim;   ///< Of a head.
   MARLIN_INT32 key_blocks;  ///< Threadgroups for a head's keys; its values follow.
   MARLIN_INT32 row_tiles;   ///< Of a page.
   MARLIN_INT32 first_page;
