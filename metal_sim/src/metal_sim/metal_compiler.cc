@@ -132,7 +132,8 @@ Result<std::string> MetalCompiler::Preprocess(const fs::path& source,
   if (output.exit_code == 0) {
     // Slots are those of the loops that a GPU runs.
     if (options.count_slots) return std::move(output.out);
-    return WithoutUnrolling(std::move(output.out));
+    // Slots count the loops that a GPU runs.
+    return options.count_slots ? std::move(output.out) : WithoutUnrolling(std::move(output.out));
   }
   return Status(Code::kInvalidArgument, FirstError(output.error));
 }

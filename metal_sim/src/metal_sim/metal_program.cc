@@ -30,7 +30,7 @@ bool IsForChecks(const std::string& flag) {
          flag == "-ftrivial-auto-var-init=pattern";
 }
 
-/// Those that do not name the compiler's folder.
+/// Arguments that do not name the compiler's folder.
 std::vector<std::string> CompilerArguments(const CompileOptions& options) {
   std::vector<std::string> arguments(kCompileFlags.begin(), kCompileFlags.end());
   if (options.count_slots) {

@@ -43,7 +43,7 @@ struct BoundLaunch {
   /// Reached through addresses, and in no residency set.
   std::vector<const MTL::Resource*> read;
   std::vector<const MTL::Resource*> written;
-  std::shared_ptr<const KernelLaunch> observed;  ///< For TheLaunchObserver; else null.
+  std::shared_ptr<const KernelLaunch> observed;  ///< For TheLaunchObserver; null without one.
 };
 
 /// Room for each absent buffer.

@@ -28,7 +28,8 @@ namespace {
 
 using ::testing::ElementsAre;
 
-// Gate and up with the activation, then down with the weighted sum; batch invariance needs the sort.
+// Gate and up with the activation, then down with the weighted sum; batch invariance needs the
+// sort.
 TEST_F(SimulatedExperts, DecodeIsTwoLaunches) {
   Layer layer = MakeLayer({.shared = true});
   MakeSet(&layer);
