@@ -181,7 +181,7 @@ Result<kernels::AttendParameters> ParametersOf(const AttendOperands& operands,
   return p;
 }
 
-/// What the kernels read besides queries and slabs.
+/// The read buffers of the kernels, without queries and slabs.
 std::vector<KernelBuffer> ReadBuffers(const AttendOperands& operands) {
   std::vector<KernelBuffer> buffers;
   // Absent buffers have no memory.
@@ -309,7 +309,7 @@ AttendPlan PlanTiles(const AttendOperands& operands, const DeviceShape& shape,
       plan.indices,
       kMostTileOperations / AttendOperationsOf(operands, operands.kv_heads() * tile_rows));
   plan.least_tokens = least_tokens;
-  // Beside single rows the tiles may have no sequence at all.
+  // If single rows have a kernel of their own, the tiles may have no sequence at all.
   if (operands.sequences() > 1 && least_tokens > 1) return plan;
   const int64_t tile_tokens = std::min(CeilDivide(tile_rows, group) + 1, rows);
   SplitSegments(operands, shape, plan.indices * operands.kv_heads(),
@@ -317,7 +317,7 @@ AttendPlan PlanTiles(const AttendOperands& operands, const DeviceShape& shape,
   return plan;
 }
 
-/// Appends the launch of `count` indices, and that of their merge.
+/// Appends the launch of `count` indices, and the merge of their segments.
 Status LaunchPart(const AttendOperands& operands, const AttendPlan& plan, int64_t count,
                   const kernels::AttendParameters& p, CallContext* context) {
   const bool tiles = plan.kernel.heads == 0;
@@ -379,7 +379,7 @@ AttendPlans PlanAttend(const AttendOperands& operands, const DeviceShape& shape)
   plans.tiles = PlanTiles(operands, shape, least_tokens);
   const int64_t most_tokens = least_tokens - 1;
   if (operands.sequences() == 1 || most_tokens == 0) return plans;
-  // The other sequences have so many rows at most.
+  // The other sequences have fewer rows.
   const int64_t places = operands.sequences() * most_tokens;
   plans.single = PlanSingle(operands, shape, std::min(rows, places));
   plans.single.rows_of_sequence = rows > places ? most_tokens : 0;

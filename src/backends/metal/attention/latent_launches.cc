@@ -20,7 +20,7 @@ namespace {
 /// Rows of head_product_8 and of head_product_32, and up to which the first one is used.
 constexpr int64_t kFewRows = 8;
 constexpr int64_t kManyRows = 32;
-/// Matrix products of weights that are read once per so many rows take a half of the time of GEMMs.
+/// Weights are read once per tile of rows: assume half of a GEMM's operations per second.
 constexpr int64_t kMostProductOperations = kMostOperationsOfPart / 2;
 
 uint32_t BlocksOf(int64_t outputs) {

@@ -108,20 +108,27 @@ static METAL_FUNC void MultiplyHead(thread ProductSums<kRowFragments>& sums, Pro
   }
 }
 
-/// Stores rows below `rows` and outputs below `outputs`; element 0 is of row 0 and output 0.
+/// Where results go: element 0 is of row 0 and output 0. Others than these are not stored.
+struct ProductTarget {
+  device uchar* data;
+  long first;
+  long stride;
+  int rows;
+  int outputs;
+};
+
 template <int kRowFragments>
-static METAL_FUNC void StoreProducts(thread ProductSums<kRowFragments>& sums, device uchar* out,
-                                     long first, long stride, int first_row, int rows,
-                                     int first_output, int outputs, ushort lane) {
+static METAL_FUNC void StoreProducts(thread ProductSums<kRowFragments>& sums, ProductTarget target,
+                                     int first_row, int first_output, ushort lane) {
   MARLIN_UNROLL
   for (int i = 0; i < kRowFragments; ++i) {
     const int row = first_row + i * kSide + FragmentRow(lane);
     const int output = first_output + FragmentColumn(lane);
-    if (row >= rows) continue;
+    if (row >= target.rows) continue;
     const float2 elements = ElementsOf(sums.row[i]);
-    const long at = first + row * stride + output;
-    if (output < outputs) StoreElement(out, output_type, at, elements.x);
-    if (output + 1 < outputs) StoreElement(out, output_type, at + 1, elements.y);
+    const long at = target.first + row * target.stride + output;
+    if (output < target.outputs) StoreElement(target.data, output_type, at, elements.x);
+    if (output + 1 < target.outputs) StoreElement(target.data, output_type, at + 1, elements.y);
   }
 }
 

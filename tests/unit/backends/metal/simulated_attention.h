@@ -46,7 +46,7 @@ struct AttentionSizes {
   bool sinks = false;
   float softcap = 0.0F;
   bool values_in_keys = false;
-  DType io = DType::kF32;  ///< Of queries and results.
+  DType io = DType::kF32;  ///< The type of queries and results.
 };
 
 /// Elements of one type with the numbers that they round to.
@@ -196,7 +196,7 @@ class PagedProblem {
     return made;
   }
 
-  /// What a call must give, in double.
+  /// The expected results, in double.
   std::vector<double> Reference() {
     std::vector<double> all;
     for (int64_t s = 0; s < std::ssize(sizes_.sequences); ++s) {
