@@ -31,6 +31,8 @@ constexpr AttendKernel kTileKernels[] = {{"attend_tile_64", 0, 64},
                                          {"attend_tile_576", 0, 576}};
 static_assert(std::end(kTileKernels)[-1].features == kernels::kMostTileFeatures);
 
+static_assert(sizeof(kernels::AttendParameters) <= 4096, "setBytes takes no more");
+
 /// Positions, with room for a segment beyond the last one.
 constexpr int64_t kMostLength = std::numeric_limits<int32_t>::max() - 2 * kernels::kSegmentKeys;
 /// Query heads of a KV head with which tiles read keys less often than single rows do.
