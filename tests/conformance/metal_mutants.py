@@ -54,6 +54,7 @@ SAMPLERS = "SimulatedSampler.*"
 RECURRENT = "SimulatedRecurrent.*"
 ATTENTION = "SimulatedAttention.*"
 HEAD_PRODUCTS = "SimulatedHeadProduct.*"
+GATHERED = "SimulatedGather.*"
 
 ROUTED = r"^router/metal/.*/tokens37/"
 ROUTED_WIDE = r"^router/metal/.*/wide/"
@@ -263,6 +264,22 @@ MUTANTS = [
     Mutant("the second output of a pair twice", "dequantize.metal", "w.pair[j].x", "w.pair[j].y",
            DEQUANTIZED),
     # Sort of the selections by expert.
+    # Rows with matrices of their own.
+    Mutant("the codes of the first matrix", "gather_gemv.h", "matrix * p.codes_bytes", "0",
+           GATHERED),
+    Mutant("the scales of the first matrix", "gather_gemv.h", "matrix * p.scales_bytes", "0",
+           GATHERED),
+    Mutant("the zeros of the first matrix", "gather_gemv.h", "matrix * p.extras_bytes", "0",
+           GATHERED),
+    Mutant("the global scale of the first matrix", "gather_gemv.h", "global_scales[id]",
+           "global_scales[0]", GATHERED),
+    Mutant("a matrix beyond the stack", "gather_gemv.h", "id < p.matrices", "id <= p.matrices",
+           GATHERED),
+    Mutant("a matrix before the stack", "gather_gemv.h", "id >= 0 && ", "", GATHERED),
+    Mutant("every id has a row of its own", "gather_gemv.h", "row / p.ids_of_row", "row",
+           GATHERED),
+    Mutant("columns beyond the last stored", "gather_gemv.h", " || column >= p.product.n", "",
+           GATHERED),
     Mutant("no barrier before ranks are counted", "sort_experts.h", SORT_BARRIER, "", EXPERTS),
     Mutant("a barrier of threadgroup memory before counts", "sort_experts.h",
            "mem_threadgroup | metal::mem_flags::mem_device", "mem_threadgroup", EXPERTS),
