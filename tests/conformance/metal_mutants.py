@@ -53,6 +53,8 @@ BATCHES = "SimulatedBatch.*"
 TWO_STRIPS = "SimulatedCounters.TwoStrips*"
 SAMPLERS = "SimulatedSampler.*"
 RECURRENT = "SimulatedRecurrent.*"
+ATTENTION = "SimulatedAttention.*"
+HEAD_PRODUCTS = "SimulatedHeadProduct.*"
 GATHERED = "SimulatedGather.*"
 
 ROUTED = r"^router/metal/.*/tokens37/"
@@ -629,6 +631,49 @@ MUTANTS = [
            "!p.has_norm || !p.norm_before_gate", "true", RECURRENT),
     Mutant("the first head's norm for all", "recurrent_finish.metal", "p.shares_norm ? column :",
            "true ? column :", RECURRENT),
+    # Attention.
+    Mutant("no barrier before maxima are read", "attend.h", BARRIER, "", ATTENTION, 0),
+    Mutant("no barrier before the second half of the sums", "attend.h", BARRIER, "(void)0;",
+           ATTENTION, 1),
+    Mutant("no barrier before sums are read", "attend.h", BARRIER, "", ATTENTION, 2),
+    Mutant("no barrier between segments", "attend.h", BARRIER, "(void)0;", ATTENTION, 3),
+    Mutant("keys before the window", "attend.h", "key >= row.first && ", "", ATTENTION),
+    Mutant("every simdgroup has all keys", "attend.h", "begin + kKeysAtOnce * place.simdgroup",
+           "begin", ATTENTION),
+    Mutant("sums are not rescaled", "attend.h", "sums.values.head[h].value[i] *= of_head;", "",
+           ATTENTION),
+    Mutant("simdgroups have their own maxima", "attend.h",
+           "sums.values.head[h].value[i] *= factor;", "", ATTENTION),
+    Mutant("results replace queries too early", "attend_rows.h", "p.query_offset >= 0", "false",
+           ATTENTION),
+    Mutant("no sinks", "attend_rows.h", "p.has_sinks == 0", "true", ATTENTION),
+    Mutant("the first page of a sequence", "attend_rows.h", "p.pages.blocks + number",
+           "p.pages.blocks", ATTENTION),
+    Mutant("a window instead of chunks", "attend_rows.h", "return p.chunked ?", "return false ?",
+           ATTENTION),
+    Mutant("no cap", "attend_rows.h", "p.softcap == 0.0f", "true", ATTENTION),
+    Mutant("no barrier before scores are read", "attend_tile.h", BARRIER, "", ATTENTION, 0),
+    Mutant("no barrier before weights are read", "attend_tile.h", BARRIER, "", ATTENTION, 1),
+    Mutant("no barrier after weights are read", "attend_tile.h", BARRIER, "", ATTENTION, 2),
+    Mutant("no barrier before factors are read", "attend_tile.h", BARRIER, "", ATTENTION, 3),
+    Mutant("no barrier after factors are read", "attend_tile.h", BARRIER, "", ATTENTION, 4),
+    Mutant("no barrier before queries are read", "attend_tile.h", BARRIER, "", ATTENTION, 5),
+    Mutant("no barrier before totals are read", "attend_tile.h", BARRIER, "", ATTENTION, 6),
+    Mutant("infinite values reach all rows", "attend_tile.h",
+           "block.masked && ClearInfinities(pair)", "false", ATTENTION),
+    Mutant("infinite values are lost", "attend_tile.h", "!metal::simd_any(infinite)", "true",
+           ATTENTION),
+    Mutant("negative positions", "check_rows.h", "origin < 0", "false", ATTENTION),
+    Mutant("no barrier before the first error is read", "check_rows.h", BARRIER, "", ATTENTION, 0),
+    Mutant("no barrier after the first error is read", "check_rows.h", BARRIER, "", ATTENTION, 1),
+    Mutant("the first head's weights", "head_product.metal", "head * p.weight_head_stride",
+           "0 * p.weight_head_stride", HEAD_PRODUCTS),
+    Mutant("the latent's features instead of RoPE", "head_product.metal", "p.latent + feature",
+           "feature", HEAD_PRODUCTS),
+    Mutant("more tokens than a page has", "head_product.metal", "tokens[i] > p.page_tokens",
+           "false", HEAD_PRODUCTS),
+    Mutant("an output beyond the last one", "head_product.h", "output + 1 < target.outputs",
+           "true", HEAD_PRODUCTS),
     # Batches.
     Mutant("the first matrix's codes", "batch.h", "weights.codes + i * batch.codes",
            "weights.codes", BATCHES),
