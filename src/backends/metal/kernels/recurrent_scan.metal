@@ -1,5 +1,5 @@
-// recurrent_delta_R, recurrent_mamba2_R: the recurrence of up to 32 R rows of a state, a threadgroup
-// per 32 columns of a head of a sequence.
+// recurrent_delta_R, recurrent_mamba2_R: the recurrence of up to 32 R rows of a state, a
+// threadgroup per 32 columns of a head of a sequence.
 #include "backends/metal/kernels/recurrent_scan.h"
 
 using namespace metal;
