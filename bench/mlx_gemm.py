@@ -38,7 +38,7 @@ def measure(mx: Any, problem: str) -> dict[str, Any]:
     m, n, k = map(int, shape.split(","))
     group = int(group_text)
     x = mx.random.normal((m, k)).astype(mx.bfloat16)
-    copies = []
+    copies: list[list[Any]] = []
     matrix_bytes = 0
     while not copies or len(copies) * matrix_bytes < BYTES:
         parts, options = quantized(mx, mode, group, mx.random.normal((n, k)).astype(mx.bfloat16))

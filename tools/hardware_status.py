@@ -19,6 +19,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = "HARDWARE_STATUS.md"
 KERNEL = re.compile(r"^MARLIN_\w+_KERNEL\((\w+),", re.MULTILINE)
+# A row of the decoder's operations: its name in messages, and its Metal column.
+OPERATION = re.compile(r"^MARLIN_DECODER_OPERATION\(\w+,\s*\"([^\"]+)\",[^)]*?,\s*(\w+)\)",
+                       re.MULTILINE)
 # backend -> title, file of pinned counts, device on which they were counted
 BACKENDS = {
     "metal": ("Metal", "expected_counts_metal.json", "host-simulator"),
@@ -156,6 +159,26 @@ def source_of(backend: str, kernel: str) -> tuple[str, str] | None:
     return None
 
 
+def operations(root: Path, records: list[dict[str, Any]]) -> str:
+    """Returns the section on the decoder's operations on Metal: each has a kernel or is the host's
+    work; unit tests run the kernels in the simulator, and on a Mac's GPU (./dev test-metal)."""
+    table = root / "src" / "plan" / "step" / "decoder_operations.def"
+    if not table.exists():
+        return ""
+    text = "\n### Decoder operations on Metal\n\n"
+    for record in records:
+        rows = record.get("unit", [])
+        if "chip" in record and record["class"] != "simulator" and rows:
+            passed, failed = (sum(row.get(key, 0) for row in rows) for key in ("passed", "failed"))
+            text += (f"`{record['class']}:{record['chip']}:{record['os']}`: {passed} unit tests "
+                     f"passed, {failed} failed ({record['date']}, {record['commit'][:10]}).\n\n")
+    text += "| operation | has run on |\n|---|---|\n"
+    for name, column in OPERATION.findall(table.read_text(encoding="utf-8")):
+        runs = "no kernel: the CPU runs it" if column == "kAbsent" else "`host-simulator`"
+        text += f"| {name} | {runs} |\n"
+    return text
+
+
 def page(root: Path) -> str:
     records = [read_json(path) for path in sorted((root / "bench" / "records").glob("*.json"))]
     text = HEAD
@@ -170,6 +193,8 @@ def page(root: Path) -> str:
         text += f"\n## {title}\n\n| kernel | has run on |\n|---|---|\n"
         for name in names:
             text += f"| `{name}` | {'; '.join(places(backend, name, root, records))} |\n"
+        if backend == "metal":
+            text += operations(root, records)
     return text
 
 

@@ -80,6 +80,15 @@ def _at_least(array: mx.array) -> mx.array:
     return flat if flat.size >= _LEAST_ELEMENTS else mx.pad(flat, (0, _LEAST_ELEMENTS - flat.size))
 
 
+def _as_int32(ids: mx.array, most: int) -> mx.array:
+    """Ids of which those from `most` on, and those below 0, stay outside of 0..most - 1."""
+    if ids.dtype.size < 4:
+        return ids.astype(mx.int32)
+    if mx.issubdtype(ids.dtype, mx.signedinteger):
+        ids = mx.maximum(ids, -1)
+    return mx.minimum(ids, most).astype(mx.int32)
+
+
 def _row(stack: mx.array, expert: int) -> mx.array:
     """An expert's part as a view: indexing instead of slicing would copy it."""
     if stack.ndim == 1:
@@ -117,6 +126,9 @@ class InputTransform:
         self._orders = self._rows(weights, weights.permutation)
         self._scales = self._rows(weights, weights.input_scale)
         self._hadamard = weights.input_hadamard
+
+    def changes_input(self) -> bool:
+        return bool(self._orders or self._scales or self._hadamard)
 
     @staticmethod
     def _rows(weights: QuantizedWeights, part: Any) -> list[mx.array]:
@@ -172,11 +184,30 @@ class MetalWeights:
         if ids.size == 0:
             return mx.zeros(shape, dtype)
         # The kernel reads what an id says.
-        rows = mx.clip(ids, 0, self.n - 1).astype(mx.int32)
+        rows = mx.clip(_as_int32(ids, self.n), 0, self.n - 1)
         arrays = {name: _row(part, 0) for name, part in self._parts.items()}
         arrays["input"] = _at_least(rows)
         kernel = _Kernel(self._strips.plan_look_up(ids.size, dtype_name(mx.zeros((0,), dtype))))
         return kernel(arrays, dtype).reshape(shape)
+
+    def gathers(self) -> bool:
+        """Whether `gather` can run: x has no transform of an expert's own."""
+        return not self._transform.changes_input()
+
+    def gather(self, x: mx.array, ids: mx.array) -> mx.array:
+        """x [rows, K] and ids [rows, top_k] -> [rows, top_k, N], without a look at the ids. The
+        result of an id that is none is NaN."""
+        check_input(x, self.k)
+        rows, count = ids.shape
+        shape = (rows, count, self.n)
+        if 0 in shape:
+            return mx.zeros(shape, x.dtype)
+        arrays = {name: part.reshape(-1) for name, part in self._parts.items()}
+        arrays["global_scales"] = _at_least(mx.array(self._strips.global_scales))
+        arrays["input"] = _at_least(x)
+        arrays["ids"] = _at_least(_as_int32(ids, self.experts))
+        kernel = _Kernel(self._strips.plan_gather(rows, count, dtype_name(x)))
+        return kernel(arrays, x.dtype).reshape(shape)
 
     def matmul(
         self,

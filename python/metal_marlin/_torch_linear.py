@@ -18,6 +18,7 @@ from torch import nn
 
 from . import _core
 from ._arrays import allocator, current_stream, dtype_name, options, torch_view
+from ._torch_mps import MpsWeights
 from ._torch_prepared import (
     FLOATS,
     HOST,
@@ -79,6 +80,17 @@ for _key in ("CPU", "CUDA"):
     library.impl("linear", _linear, _key)
 
 
+def _linear_mps(
+    x: torch.Tensor, bias: torch.Tensor | None, handle: int, expert: int, out_features: int
+) -> torch.Tensor:
+    weights: Any = weights_of.find(handle)
+    y: torch.Tensor = weights.matmul(x, bias, expert)
+    return y
+
+
+library.impl("linear", _linear_mps, "MPS")
+
+
 @torch.library.register_fake("metal_marlin::linear", lib=library)
 def _(
     x: torch.Tensor, bias: torch.Tensor | None, handle: int, expert: int, out_features: int
@@ -94,6 +106,11 @@ def linear_grad(grad: torch.Tensor, handle: int, expert: int, in_features: int) 
     stream = current_stream(grad)
     _core.dequantize_prepared(weights.device, weights, torch_view(dense), expert, stream)
     return (grad.float() @ dense.T).to(grad.dtype)
+
+
+@linear_grad.register_kernel("mps")
+def _(grad: torch.Tensor, handle: int, expert: int, in_features: int) -> torch.Tensor:
+    raise UnsupportedError("x: no gradient on mps")
 
 
 @linear_grad.register_fake
@@ -125,6 +142,9 @@ def register(
     owner: object, weights: _core.QuantizedWeights, device: torch.device = HOST
 ) -> int:
     """Prepares weights for a device; returns a handle that lives as long as `owner`."""
+    if device.type == "mps":
+        made: Any = MpsWeights(weights)
+        return weights_of.add(owner, made)
     check_preparable(device)
     return weights_of.add(owner, prepare(weights, open_device(str(device))))
 

@@ -53,6 +53,11 @@ class Handles(Generic[Kept]):
 
 def check_preparable(device: torch.device) -> None:
     """Raises UnsupportedError unless weights can be prepared for a device now."""
+    if device.type == "mps":
+        raise UnsupportedError(
+            "weights: only single matrices have kernels for mps here; metal_marlin.mlx has the "
+            "others for that GPU"
+        )
     if device.type not in KERNELS_FOR:
         raise UnsupportedError(f"weights: no kernels for {device}; supported: CPU and CUDA")
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():

@@ -189,11 +189,18 @@ class MarlinEmbedding(nn.Module):  # type: ignore[misc]
         return y
 
 
+# One GEMV for each index reads a matrix as often as it is chosen. With more indices, a wait for
+# them costs less.
+_MOST_GATHERED = 256
+
+
 class MarlinSwitchLinear(nn.Module):  # type: ignore[misc]
     """All experts' matrices, with the interface of mlx_lm's SwitchLinear: x and indices -> outputs.
 
     `weights` are a stack, or one matrix per expert if experts have different formats; `bias` is
-    [experts, out]. The host reads the indices, so compiled functions cannot use this module.
+    [experts, out]. On an Apple GPU a stack takes few indices as MLX's operations do: lazily, where
+    an index that is no expert gives NaNs. Otherwise the host reads the indices, so compiled
+    functions cannot use this module.
     """
 
     def __init__(
@@ -207,7 +214,10 @@ class MarlinSwitchLinear(nn.Module):  # type: ignore[misc]
         if len({(one.k, one.n) for one in matrices}) != 1:
             raise InvalidArgumentError("weights: expected the same shape for all experts")
         self._stacked = stacked
-        self._prepared = tuple(_prepare(one) for one in matrices)
+        on_gpu = stacked and on_metal() and not self_test()["wrong"]
+        prepare: Any = MetalWeights if on_gpu else _prepare
+        self._prepared = tuple(prepare(one) for one in matrices)
+        self._gathers = on_gpu and self._prepared[0].gathers()
         self.experts = matrices[0].experts if stacked else len(matrices)
         self.in_features, self.out_features = matrices[0].k, matrices[0].n
         if bias is not None:
@@ -221,10 +231,24 @@ class MarlinSwitchLinear(nn.Module):  # type: ignore[misc]
             raise InvalidArgumentError(f"expert: expected 0 to {self.experts - 1}, got {expert}")
         return self._prepared[expert].matmul(x)
 
+    def _gather(self, x: mx.array, indices: mx.array) -> mx.array:
+        """The outputs without the bias, one GEMV for each index."""
+        shape = (*indices.shape, *x.shape[-2:])
+        # A row of x that all of a token's indices share is not copied.
+        shared = x.ndim >= 3 and x.shape[-3:-1] == (1, 1) and x.shape[:-3] == indices.shape[:-1]
+        rows = x if shared else mx.broadcast_to(x, shape)
+        ids = indices if shared else mx.broadcast_to(indices[..., None], shape[:-1])
+        rows = rows.reshape(-1, self.in_features)
+        y = self._prepared[0].gather(rows, ids.reshape(rows.shape[0], -1))
+        return y.reshape(*shape[:-1], self.out_features)
+
     def __call__(
         self, x: mx.array, indices: mx.array, sorted_indices: bool = False
     ) -> mx.array:
         """x [..., 1 or top_k, 1, in], indices [..., top_k] -> [..., top_k, 1, out]."""
+        if self._gathers and indices.size <= _MOST_GATHERED:
+            y = self._gather(x, indices)
+            return y + mx.expand_dims(self["bias"][indices], -2) if "bias" in self else y
         shape = (*indices.shape, *x.shape[-2:])
         chosen = np.array(indices).reshape(-1)
         if chosen.size == 0:

@@ -134,7 +134,9 @@ class Model:
         self._verbose = verbose
         asked = _core.default_device_name() if device is None else device
         if asked == "auto" and verbose:
-            print(f"device: {self.device}", file=sys.stderr)
+            reason = self.device.info["passed_over"]
+            why = f", since {reason}" if reason else ""
+            print(f"device: {self.device}{why}", file=sys.stderr)
         for note in self.info["notes"] if verbose else ():
             print(f"{self.path}: {note}", file=sys.stderr)
 

@@ -56,6 +56,10 @@ const char* RoleOf(int buffer) {
       return "bias";
     case MARLIN_BUFFER_ROW_WEIGHT:
       return "row_weight";
+    case MARLIN_BUFFER_MATRIX_IDS:
+      return "ids";
+    case MARLIN_BUFFER_GLOBAL_SCALES:
+      return "global_scales";
     default:
       return "parameters";
   }
@@ -84,7 +88,7 @@ nb::dict TakeArrays(MetalStrips& self) {
 }
 
 nb::object ParametersOf(const metal::ForeignKernel& kernel) {
-  nb::bytes bytes(&kernel.parameters, sizeof(kernel.parameters));
+  nb::bytes bytes(kernel.parameters.data(), kernel.parameters.size());
   return nb::module_::import_("numpy").attr("frombuffer")(bytes, "int32");
 }
 
@@ -253,6 +257,14 @@ void BindMetal(nb::module_& module) {
       .def_prop_ro("n", [](const MetalStrips& w) { return w.strips->spec.n; })
       .def_prop_ro("experts", [](const MetalStrips& w) { return w.strips->spec.experts; })
       .def_prop_ro("nbytes", [](const MetalStrips& w) { return w.strips->bytes; })
+      .def_prop_ro("global_scales",
+                   [](const MetalStrips& w) {
+                     std::vector<float> scales;
+                     for (int64_t expert = 0; expert < w.strips->spec.experts; ++expert) {
+                       scales.push_back(w.strips->global_scale(expert));
+                     }
+                     return scales;
+                   })
       .def("take_arrays", &TakeArrays,
            "The parts by operand name, uint8 [experts, bytes], once: they own the memory from then "
            "on. Plans do not need it.")
@@ -265,6 +277,15 @@ void BindMetal(nb::module_& module) {
           },
           nb::arg("rows"), nb::arg("dtype"),
           "The kernel that looks up columns by int32 ids, which are in range: \"input\".")
+      .def(
+          "plan_gather",
+          [](const MetalStrips& w, int64_t rows, int64_t ids_of_row, const std::string& dtype) {
+            const DType type = ParseFloatType("dtype", dtype);
+            return Take(metal::DescribeForeign(
+                metal::ForeignGatherLaunch(*w.strips, {rows, ids_of_row, type})));
+          },
+          nb::arg("rows"), nb::arg("ids_of_row"), nb::arg("dtype"),
+          "The kernel that multiplies rows with matrices that int32 \"ids\" select.")
       .def("plan", &PlanCall, nb::arg("call"),
            "The kernels of a GEMM whose m, n and k are not 0, in order.");
 }

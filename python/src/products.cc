@@ -45,6 +45,16 @@ nb::dict DictOf(const DeviceInfo& info) {
   dict["features"] = info.features;
   dict["threads"] = info.threads;
   dict["kernels"] = kernels;
+  dict["passed_over"] = info.passed_over;
+  nb::list host_operations;
+  for (const HostOperation& operation : info.host_operations) {
+    nb::dict row;
+    row["name"] = operation.name;
+    row["calls"] = operation.calls;
+    row["has_kernel"] = operation.has_kernel;
+    host_operations.append(row);
+  }
+  dict["host_operations"] = host_operations;
   return dict;
 }
 

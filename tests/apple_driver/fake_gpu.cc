@@ -22,8 +22,8 @@ using fake_objc::Text;
 
 constexpr size_t kMostBytesInline = 4096;
 constexpr size_t kBufferSlots = 31;
-constexpr uint64_t kConcurrent = 1;    // MTLDispatchTypeConcurrent
-constexpr int64_t kFaulted = 4;        // MTLCommandEncoderErrorStateFaulted
+constexpr uint64_t kConcurrent = 1;  // MTLDispatchTypeConcurrent
+constexpr int64_t kFaulted = 4;      // MTLCommandEncoderErrorStateFaulted
 
 template <typename T>
 T* Autoreleased(T* object) {
@@ -192,19 +192,19 @@ void AddDevice() {
 void AddArchives() {
   Answer("class MTLComputePipelineDescriptor", "alloc",
          [](Object*, SEL) -> Object* { return new PipelineDescriptor; });
-  Answer("MTLComputePipelineDescriptor", "setComputeFunction:",
-         [](PipelineDescriptor* self, SEL, Function* function) {
+  Answer("MTLComputePipelineDescriptor",
+         "setComputeFunction:", [](PipelineDescriptor* self, SEL, Function* function) {
            self->function = Reference<Function>(function);
          });
-  Answer("MTLComputePipelineDescriptor", "setBinaryArchives:",
-         [](PipelineDescriptor* self, SEL, Array* archives) {
+  Answer("MTLComputePipelineDescriptor",
+         "setBinaryArchives:", [](PipelineDescriptor* self, SEL, Array* archives) {
            auto* archive = static_cast<Archive*>(archives->objects.at(0).get());
            self->archive = Reference<Archive>(archive);
          });
   Answer("class MTLBinaryArchiveDescriptor", "alloc",
          [](Object*, SEL) -> Object* { return new ArchiveDescriptor; });
-  Answer("MTLBinaryArchiveDescriptor", "setUrl:",
-         [](ArchiveDescriptor* self, SEL, Text* url) { self->path = url->value; });
+  Answer("MTLBinaryArchiveDescriptor",
+         "setUrl:", [](ArchiveDescriptor* self, SEL, Text* url) { self->path = url->value; });
   Answer("MTLDevice", "newBinaryArchiveWithDescriptor:error:",
          [](Object*, SEL, ArchiveDescriptor* descriptor, Object** error) {
            return NewArchive(*descriptor, error);
@@ -302,8 +302,8 @@ void AddCommands() {
   });
   Answer("class MTLCommandBufferDescriptor", "alloc",
          [](Object*, SEL) -> Object* { return new CommandBufferDescriptor; });
-  Answer("MTLCommandBufferDescriptor", "setErrorOptions:",
-         [](CommandBufferDescriptor* self, SEL, uint64_t options) {
+  Answer("MTLCommandBufferDescriptor",
+         "setErrorOptions:", [](CommandBufferDescriptor* self, SEL, uint64_t options) {
            self->error_options = options;
          });
   Answer("MTLCommandQueue", "commandBufferWithDescriptor:",
@@ -368,8 +368,8 @@ void AddEncoder() {
            TheLog().used_resources += static_cast<int64_t>(count);
            for (uint64_t i = 0; i < count; ++i) self->state.used.emplace_back(buffers[i]);
          });
-  Answer("MTLComputeCommandEncoder", "memoryBarrierWithScope:",
-         [](Encoder* self, SEL, uint64_t scope) {
+  Answer("MTLComputeCommandEncoder",
+         "memoryBarrierWithScope:", [](Encoder* self, SEL, uint64_t scope) {
            constexpr uint64_t kBuffers = 1;
            if (scope != kBuffers) Fail("expected a barrier of buffers");
            if (TheLog().barriers++ != TheBehaviour().drops_barrier) ++self->state.barriers;
@@ -424,15 +424,14 @@ void AddErrors() {
   });
   // Stands for the dictionary, which has nothing else.
   Answer("NSArray", "objectForKey:", [](Array* self, SEL, Object*) { return self; });
-  Answer("MTLCommandBufferEncoderInfo", "label", [](EncoderInfo* self, SEL) -> Object* {
-    return Autoreleased(new Text(self->label));
-  });
+  Answer("MTLCommandBufferEncoderInfo", "label",
+         [](EncoderInfo* self, SEL) -> Object* { return Autoreleased(new Text(self->label)); });
   Answer("MTLCommandBufferEncoderInfo", "errorState", [](Object*, SEL) { return kFaulted; });
 }
 
 Device* PreparedDevice() {
-  static const bool added =
-      (AddDevice(), AddArchives(), AddCompiling(), AddMemory(), AddCommands(), AddEncoder(), AddErrors(), true);
+  static const bool added = (AddDevice(), AddArchives(), AddCompiling(), AddMemory(), AddCommands(),
+                             AddEncoder(), AddErrors(), true);
   (void)added;
   metal::TheLaunchObserver() = [](const metal::KernelLaunch& launch) {
     announced = std::make_shared<metal::KernelLaunch>(launch);

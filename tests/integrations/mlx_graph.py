@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from unittest import mock
 import mlx.core as mx
 import numpy as np
 from metal_marlin import _mlx_kernels
+from sim_run import metal_sim
 
 # Type names that MLX's own headers define.
 PRELUDE = """#include <metal_stdlib>
@@ -62,7 +61,7 @@ class Simulator:
         file = self.folder / "kernel.metal"
         file.write_text(PRELUDE + source)
         # The simulator has one address space, unlike a GPU.
-        _metal_sim(file, "--type-check")
+        metal_sim(file, "--type-check")
         # Arguments are numbered in the order of the signature.
         signature = re.findall(r"(\w+)&? \[\[buffer\((\d+)\)\]\]", source)
         command = ["--json", "--kernel", name, "--runs", "1", "--preemption", "0"]
@@ -79,19 +78,12 @@ class Simulator:
             data.write_bytes(byte * (int(np.prod(shape)) * dtype.size))
             command += ["--buffer", f"{index}={_METAL[dtype]}:@{data}"]
             command += ["--output", f"{index}={data}"]
-        assert json.loads(_metal_sim(file, *command))["findings"] == []
+        assert json.loads(metal_sim(file, *command))["findings"] == []
         made = [(self.folder / f"{index}.out").read_bytes() for (_, index), _ in outputs]
         return [
             _from_bytes(data, shape, dtype)
             for data, (_, (_, shape, dtype)) in zip(made, outputs, strict=True)
         ]
-
-
-def _metal_sim(file: Path, *arguments: str) -> str:
-    command = [sys.executable, "-m", "metal_marlin.cli", "metal-sim", str(file), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, f"{file}\n{done.stderr}\n{done.stdout[-4000:]}"
-    return done.stdout
 
 
 def _numbers(values: list[int]) -> str:
@@ -158,6 +150,8 @@ def _plain(node: dict[str, Any], inputs: list[mx.array]) -> mx.array:
         return first.transpose(node["arguments"][0])
     if name == "Add":
         return first + inputs[1]
+    if name in ("Minimum", "Maximum"):
+        return (mx.minimum if name == "Minimum" else mx.maximum)(first, inputs[1])
     if name == "Multiply":
         return first * inputs[1]
     if name == "Hadamard":

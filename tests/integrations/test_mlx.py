@@ -306,7 +306,7 @@ def test_switch_glu_of_weights(how: str) -> None:
         matrices.append(stack)
     if how == "fused":
         matrices.insert(1, None)
-    biases = {"down_bias": rng.standard_normal((4, 64)).astype(np.float32)}
+    biases: dict[str, Any] = {"down_bias": rng.standard_normal((4, 64)).astype(np.float32)}
     layer = MarlinSwitchGLU.from_weights(*matrices, **biases)
     same = MarlinSwitchGLU(mm.prepare_experts(*matrices, **biases))
     x, indices = mx.random.normal((3, 64)), mx.array([[0, 1], [2, 3], [3, 3]])

@@ -9,7 +9,7 @@ from typing import Any
 import metal_marlin as mm
 import numpy as np
 import pytest
-from metal_marlin import _core, linear
+from metal_marlin import _core, _mlx_kernels, linear
 
 mx = pytest.importorskip("mlx.core")
 
@@ -188,6 +188,88 @@ def test_experts(simulator: Any) -> None:
     for expert in range(3):
         check(simulator, weights, rows(2, 96), expert=expert)
     assert len(set(simulator.kernels)) == 1
+
+
+def stack(format: str, experts: int, k: int, n: int, group_size: int = 32) -> Any:
+    weight = np.random.default_rng(k).standard_normal((experts, k, n)).astype(np.float32)
+    return mm.pack_weights(weight, format, group_size)
+
+
+@pytest.mark.parametrize("format", ["fp4_e2m1", "u4", "int3", "nf4", "s8", "bf16"])
+def test_gathered_experts(simulator: Any, format: str) -> None:
+    """Each row has the bits of a GEMV with its expert's matrix."""
+    from metal_marlin._mlx_kernels import MetalWeights
+    from mlx_graph import evaluate
+
+    weights = stack(format, 5, 200, 44)
+    made = MetalWeights(weights, **SIMULATED)
+    assert made.gathers()
+    prepared = linear.prepare(weights, "metal-sim")
+    chosen = np.array([[3, 0, 4], [1, 1, 3]])
+    x = rows(2, 200, "bfloat16" if format == "u4" else "float32")
+    for kind in ("int32", "uint32", "int64"):
+        ids = mx.array(chosen).astype(getattr(mx, kind))
+        got = evaluate(lambda a, i: made.gather(a, i), [x, ids], simulator)
+        assert got.shape == (2, 3, 44)
+        for row, slot in np.ndindex(2, 3):
+            want = linear.matmul(x[row : row + 1], prepared, expert=int(chosen[row, slot]))
+            assert same_bits(got[row, slot], want[0])
+    assert set(simulator.kernels) == {simulator.kernels[0]}
+    assert simulator.kernels[0].startswith("custom_kernel_marlin_gather_gemv__")
+
+
+def test_gathered_experts_with_wrong_ids(simulator: Any) -> None:
+    from metal_marlin._mlx_kernels import MetalWeights
+    from mlx_graph import evaluate
+
+    weights = stack("u4", 3, 64, 20)
+    made = MetalWeights(weights, **SIMULATED)
+    x, ids = rows(1, 64), mx.array([[2, 3, -1, 2**32, -(2**33), 0]], dtype=mx.int64)
+    got = evaluate(lambda a, i: made.gather(a, i), [x, ids], simulator)[0]
+    prepared = linear.prepare(weights, "metal-sim")
+    for slot, expert in ((0, 2), (5, 0)):
+        assert same_bits(got[slot], linear.matmul(x, prepared, expert=expert)[0])
+    assert bool(mx.isnan(got[1:5]).all())
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_switch_linear(
+    simulator: Any, bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: lazily, with rows that a token's indices share, and with a row for each."""
+    from metal_marlin import mlx as layers
+    from mlx_graph import evaluate
+
+    monkeypatch.setattr(layers, "on_metal", lambda: True)
+    monkeypatch.setattr(layers, "self_test", lambda: {"wrong": ""})
+    monkeypatch.setattr(
+        layers, "MetalWeights", lambda weights: _mlx_kernels.MetalWeights(weights, **SIMULATED)
+    )
+    weights = stack("fp4_e2m1", 4, 96, 24)
+    added = mx.array(np.arange(96, dtype=np.float32).reshape(4, 24)) if bias else None
+    layer = layers.MarlinSwitchLinear(weights, added)
+    monkeypatch.setattr(layers, "on_metal", lambda: False)
+    same = layers.MarlinSwitchLinear(weights, added)
+    indices = mx.array(np.random.default_rng(4).integers(0, 4, (2, 3, 2)))
+    for shape in ((2, 3, 1, 1, 96), (2, 3, 2, 1, 96)):
+        x = mx.random.normal(shape, key=mx.random.key(1))
+        got = evaluate(layer, [x, indices], simulator)
+        want = same(x, indices)
+        assert got.shape == want.shape == (2, 3, 2, 1, 24)
+        assert float(mx.abs(got - want).max()) < 1e-3 * float(mx.abs(want).max())
+
+
+def test_look_up(simulator: Any) -> None:
+    from metal_marlin._mlx_kernels import MetalWeights
+    from mlx_graph import evaluate
+
+    weights = quantized("s8", 96, 50)
+    table = mx.array(mm.dequantize(weights).T)
+    made = MetalWeights(weights, **SIMULATED)
+    for ids in ([[3, 49, 0], [7, 7, 1]], [5]):
+        at = mx.array(ids)
+        got = evaluate(lambda i: made.look_up(i, mx.float16), [at], simulator)
+        assert same_bits(got, table[at].astype(mx.float16))
 
 
 def test_compiled(simulator: Any) -> None:

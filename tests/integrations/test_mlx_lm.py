@@ -235,8 +235,9 @@ def test_arguments_that_are_not_supported(options: Any, says: str, tmp_path: Pat
 
     with pytest.raises(mm.UnsupportedError, match=says):
         load(tmp_path, **options)
+    unknown: dict[str, Any] = {"unknown": 1}
     with pytest.raises(TypeError, match="unknown"):
-        load(tmp_path, unknown=1)
+        load(tmp_path, **unknown)
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,18 @@ def test_errors() -> None:
         linear(torch.randn(2, 96).to(torch.float8_e4m3fn), None, module.handle(), 0, 40)
 
 
+def test_apple_gpus_that_are_not_here() -> None:
+    from metal_marlin._torch_prepared import check_preparable
+
+    if torch.backends.mps.is_available():
+        pytest.skip("an Apple GPU is here")
+    with pytest.raises(mm.UnsupportedError, match="metal_marlin.mlx has the others for that GPU"):
+        check_preparable(torch.device("mps"))
+    layer = make()
+    with pytest.raises(mm.UnsupportedError, match="mps needs an Apple GPU"):
+        mt.register(layer, layer.quantized(), torch.device("mps"))
+
+
 def test_numpy_functions_take_tensors() -> None:
     weight = torch.randn(64, 24)
     packed, scales = mm.pack_fp4_weights(weight, 32)

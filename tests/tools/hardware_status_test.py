@@ -21,9 +21,11 @@ def gpu_record(features: tuple[str, ...] = ()) -> dict[str, Any]:
     counts = {"failed": 0, "unsupported": 3, "mistrusted": 0, "skipped": 0, "worst_ratio": 0.25,
               "worst_case": "gemm/u4/metal/...", "state": "ran", "failures": []}
     device = {"name": "metal", "model": "Apple M9", "features": list(features)}
-    results = {"open": {"state": "opens with all tests", "device": device},
-               "conformance marlin_one": {"kernel": "marlin_one", "passed": 7, **counts},
-               "conformance marlin_two": {"kernel": "marlin_two", "passed": 0, **counts}}
+    results: dict[str, dict[str, Any]] = {
+        "open": {"state": "opens with all tests", "device": device},
+        "conformance marlin_one": {"kernel": "marlin_one", "passed": 7, **counts},
+        "conformance marlin_two": {"kernel": "marlin_two", "passed": 0, **counts},
+    }
     return metal_record.make_record(results, {
         "os": "macOS 20.1", "commit": "0123456789abcdef", "date": "2030-01-02", "quick": False,
         "chip": "unknown"})
@@ -114,6 +116,19 @@ class HardwareStatus(unittest.TestCase):
         self.assertEqual(self.lines("marlin_one")[0],
                          "`apple-gpu-virtual:Apple M9:macOS 20.1` (7 cases of a sample, 2030-01-02,"
                          " 0123456789)")
+
+    def test_operations_of_decoders(self) -> None:
+        self.assertNotIn("Decoder operations", hardware_status.page(self.root))
+        self.write("src/plan/step/decoder_operations.def",
+                   '//   MARLIN_DECODER_OPERATION(Name, text, cpu, cuda, metal)\n'
+                   'MARLIN_DECODER_OPERATION(One, "RMS norm", kRuns, kScratch | kLoads, kRuns)\n'
+                   'MARLIN_DECODER_OPERATION(Two, "RoPE", kRuns,\n             kLoads, kAbsent)\n')
+        record = gpu_record()
+        record["unit"] = [{"passed": 5, "failed": 1}, {"passed": 2}]
+        self.write("bench/records/metal-apple-m9.json", record)
+        page = hardware_status.page(self.root)
+        self.assertIn("| RMS norm | `host-simulator` |\n| RoPE | no kernel: the CPU", page)
+        self.assertIn("`apple-gpu:Apple M9:macOS 20.1`: 7 unit tests passed, 1 failed (", page)
 
     def test_a_simulators_record_does_not_count(self) -> None:
         record = gpu_record()

@@ -120,9 +120,9 @@ class MetalRecord(unittest.TestCase):
         self.plan: dict[str, Any] = {"kernels": ["one", "two"], "opens_with": ["", "probe", "0"],
                                      "device": "metal-sim", "features": [], "tokens": "golden"}
         # No compiler, here as on a Mac without Xcode.
-        path = mock.patch.dict(os.environ, {"PATH": str(self.build)})
-        path.start()
-        self.addCleanup(path.stop)
+        programs = mock.patch.dict(os.environ, {"PATH": str(self.build)})
+        programs.start()
+        self.addCleanup(programs.stop)
 
     def run_main(self, *arguments: str, device: str = "metal-sim") -> tuple[int, str]:
         (self.build / "bin" / "behaviour.json").write_text(json.dumps(self.plan))

@@ -338,9 +338,7 @@ Status LaunchPart(const AttendOperands& operands, const AttendPlan& plan, int64_
   const RowLimits limits{p.pages.rows, p.pages.blocks, p.pages.page_tokens};
   MARLIN_RETURN_IF_ERROR(BindReport(
       p.checks != 0,
-      [limits](const ErrorWords::Word& error, const ErrorWords::Word& numbers) {
-        return RowReportError(error, numbers, limits);
-      },
+      [limits](const ErrorWords::Word& report) { return RowReportError(report, limits); },
       context, &launch));
   context->launches.push_back(launch);
   if (plan.segments > 1) {

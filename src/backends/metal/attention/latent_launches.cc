@@ -111,12 +111,13 @@ kernels::ExpandParameters ExpandParametersOf(const ExpandLatentsCall& call) {
   return p;
 }
 
-Status LatentReportError(const ErrorWords::Word& error, int32_t at, int64_t page_tokens) {
-  if (error.selection == kernels::kNoLatentPage) {
-    return Invalid(fmt::format("pages: no page {} at {}", error.id, at));
+Status LatentReportError(const ErrorWords::Word& report, int64_t page_tokens) {
+  const int32_t place = report.more[0];
+  if (report.selection == kernels::kNoLatentPage) {
+    return Invalid(fmt::format("pages: no page {} at {}", report.id, place));
   }
   return Invalid(
-      fmt::format("tokens: expected 0 to {}, got {} at {}", page_tokens, error.id, at));
+      fmt::format("tokens: expected 0 to {}, got {} at {}", page_tokens, report.id, place));
 }
 
 bool LatentsAligned(const PagedCache& latents) {
@@ -168,8 +169,8 @@ Status Launch(const ExpandLatentsCall& call, CallContext* context) {
     const int64_t page_tokens = call.latents.page_tokens;
     MARLIN_RETURN_IF_ERROR(BindReport(
         p.checks != 0,
-        [page_tokens](const ErrorWords::Word& error, const ErrorWords::Word& numbers) {
-          return LatentReportError(error, numbers.selection, page_tokens);
+        [page_tokens](const ErrorWords::Word& report) {
+          return LatentReportError(report, page_tokens);
         },
         context, &launch));
     context->launches.push_back(std::move(launch));

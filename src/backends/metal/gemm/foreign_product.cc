@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <utility>
 
+#include "backends/metal/gemm/strip_layout.h"
+#include "backends/metal/kernels/gather_parameters.h"
 #include "backends/metal/plan/kernel_table.h"
 #include "backends/metal/plan/kernel_text.h"
+#include "backends/metal/plan/launch_plan.h"
 #include "backends/metal/runtime/memory_driver.h"
 #include "base/macros.h"
 #include "base/thread_pool.h"
@@ -93,7 +96,8 @@ Result<ForeignKernel> DescribeForeign(const KernelLaunch& launch) {
                           BodyOfKernel(launch.source, launch.function, launch.constants));
   MARLIN_ASSIGN_OR_RETURN(kernel.distinctions, Distinctions(launch.constants));
   kernel.name = launch.function;
-  kernel.parameters = launch.parameters;
+  const std::span<const std::byte> parameters = ParameterBytes(launch);
+  kernel.parameters.assign(parameters.begin(), parameters.end());
   kernel.threads = launch.threads;
   for (size_t i = 0; i < kernel.grid.size(); ++i) kernel.grid[i] = launch.threadgroups[i];
   kernel.grid[0] *= kernel.threads;
@@ -114,6 +118,44 @@ KernelLaunch ForeignLookUp(const PreparedStrips& weights, int64_t rows, DType ty
       LookUpLaunch(weights, MutableTensorView(nullptr, type, {rows, weights.spec.k}));
   launch.function = "marlin_look_up_i32";
   launch.buffers.push_back({MARLIN_BUFFER_INPUT, nullptr, rows * int64_t{sizeof(int32_t)}});
+  return launch;
+}
+
+KernelLaunch ForeignGatherLaunch(const PreparedStrips& weights, const ForeignGather& call) {
+  const WeightsSpec& spec = weights.spec;
+  kernels::GatherParameters p{};
+  p.product = WeightParameters(weights, 0);
+  p.product.m = static_cast<int32_t>(call.rows);
+  p.product.input_stride = spec.k;
+  p.product.output_stride = spec.n;
+  p.codes_bytes = weights.codes(0).bytes;
+  p.scales_bytes = weights.scales(0).bytes;
+  p.extras_bytes = weights.extras(0).bytes;
+  p.matrices = static_cast<int32_t>(spec.experts);
+  p.ids_of_row = static_cast<int32_t>(call.ids_of_row);
+
+  const int64_t ids = call.rows * call.ids_of_row;
+  KernelLaunch launch;
+  launch.source = "gather_gemv.metal";
+  launch.function = "marlin_gather_gemv";
+  launch.constants = WeightConstants(weights);
+  launch.constants[MARLIN_CONSTANT_WHOLE_M] = 1;  // No threadgroup is for a row that is not there.
+  launch.constants[MARLIN_CONSTANT_INPUT_TYPE] = ElementTypeOf(call.type);
+  launch.constants[MARLIN_CONSTANT_OUTPUT_TYPE] = ElementTypeOf(call.type);
+  launch.other_parameters = ParameterBlock(p);
+  launch.buffers = {
+      {MARLIN_BUFFER_CODES, nullptr, spec.experts * p.codes_bytes},
+      {MARLIN_BUFFER_SCALES, nullptr, spec.experts * p.scales_bytes},
+      {MARLIN_BUFFER_EXTRAS, nullptr, spec.experts * p.extras_bytes},
+      {MARLIN_BUFFER_TABLE, nullptr, weights.table().bytes},
+      {MARLIN_BUFFER_INPUT, nullptr, call.rows * spec.k * DTypeBytes(call.type)},
+      {MARLIN_BUFFER_MATRIX_IDS, nullptr, ids * int64_t{sizeof(int32_t)}},
+      {MARLIN_BUFFER_GLOBAL_SCALES, nullptr, spec.experts * int64_t{sizeof(float)}},
+      {MARLIN_BUFFER_OUTPUT, nullptr, ids * spec.n * DTypeBytes(call.type), true, false},
+  };
+  const int64_t simdgroups = GemvSimdgroups(weights.strips(), p.product.chunks, false);
+  launch.threadgroups = {static_cast<uint32_t>(weights.strips()), static_cast<uint32_t>(ids), 1};
+  launch.threads = static_cast<uint32_t>(simdgroups * kernels::kLanes);
   return launch;
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -40,7 +41,7 @@ struct ForeignKernel {
   KernelBody body;
   /// Names and values of the function constants that the header is specialised for.
   std::vector<std::pair<std::string, int>> distinctions;
-  kernels::Parameters parameters{};
+  std::vector<std::byte> parameters;
   std::array<int64_t, 3> grid{1, 1, 1};  ///< Total threads per dimension.
   int64_t threads = 32;                  ///< Threads per threadgroup, along the first dimension.
   bool partial = false;                  ///< Writes float32 split-K partials for the next kernel.
@@ -57,6 +58,16 @@ Result<GemmLaunches> ForeignLaunches(const PreparedStrips& weights, const Foreig
 /// The launch that looks up columns of one matrix, as rows [rows, k] of an element type, by i32 ids
 /// that are in range. Without addresses.
 KernelLaunch ForeignLookUp(const PreparedStrips& weights, int64_t rows, DType type);
+
+/// Products of rows with matrices of a stack, which ids select.
+struct ForeignGather {
+  int64_t rows = 1;          ///< Rows of A, contiguous.
+  int64_t ids_of_row = 1;    ///< Consecutive results of a row.
+  DType type = DType::kF32;  ///< The type of A and of the output.
+};
+
+/// The launch that gathers, one GEMV per id. Without addresses.
+KernelLaunch ForeignGatherLaunch(const PreparedStrips& weights, const ForeignGather& call);
 
 /// A launch without its addresses. Errors: kInvalidArgument (no such kernel).
 Result<ForeignKernel> DescribeForeign(const KernelLaunch& launch);

@@ -28,7 +28,7 @@ MARLIN_SHARED int kTileFeatures16 = 256;
 MARLIN_SHARED int kMostSlabs = 256;
 
 /// What a step's rows may have wrong, in the order in which a sequence is checked. A report is the
-/// first of them: {error, a} and {b, c}.
+/// first of them: {error, a, b, c}.
 enum RowError {
   kRowsAreRight,
   kWrongFirstRows,     ///< a: the value at b.
@@ -102,8 +102,7 @@ MARLIN_INLINE MARLIN_INT64 PartialFloats(MARLIN_INT32 value_dim) { return 2 + va
 #define MARLIN_BUFFER_POSITIONS 6      // i32 [rows]; this and all below: of a paged cache.
 #define MARLIN_BUFFER_FIRST_ROWS 7     // i32 [sequences + 1]
 #define MARLIN_BUFFER_BLOCK_TABLES 8   // i32 [sequences][blocks]
-#define MARLIN_BUFFER_ROW_ERROR 10     // Both halves of a report, zeros before the launch.
-#define MARLIN_BUFFER_ERROR_NUMBERS 11
+#define MARLIN_BUFFER_ROW_ERROR 10      // A report, zeros before the launch.
 
 }  // namespace kernels
 }  // namespace marlin

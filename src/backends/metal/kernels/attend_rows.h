@@ -150,7 +150,10 @@ static inline KeyBlock FindKeys(AttendMemory memory, int sequence, int kv_head, 
 
 constant constexpr float kLog2E = 1.44269504088896340736f;
 
-static inline float NoScore() { return -metal::numeric_limits<float>::infinity(); }
+/// Below every score but -Inf, which weighs nothing either. Finite, so that no compiler option may
+/// assume it away.
+constant constexpr float kLeastFloat = -3.402823466e38f;
+static inline float NoScore() { return kLeastFloat; }
 
 /// e^(score - origin). The difference comes first: it may be one of the largest numbers.
 static inline float WeightOf(float score, float origin) {

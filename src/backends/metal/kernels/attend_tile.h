@@ -261,8 +261,8 @@ static METAL_FUNC void AddInfinities(
       if (f >= columns) continue;
       const float2 pair =
           LoadValuePair(values, k, ValueFeature(columns, f, simdgroup, lane), there, p);
-      const bool first = !metal::isfinite(pair.x);
-      const bool second = !metal::isfinite(pair.y);
+      const bool first = !IsFinite(pair.x);
+      const bool second = !IsFinite(pair.y);
       if (!first && !second) continue;
       MARLIN_UNROLL
       for (int i = 0; i < TileScratch<kMostFeatures>::kRows / kSide; ++i) {
@@ -306,11 +306,11 @@ static METAL_FUNC void AddValues(
       float2 pair = LoadValuePair(block.values, k + row, ValueFeature(columns, f, simdgroup, lane),
                                   there, p);
       if (masked) {
-        if (!metal::isfinite(pair.x)) {
+        if (!IsFinite(pair.x)) {
           infinite = true;
           pair.x = 0.0f;
         }
-        if (!metal::isfinite(pair.y)) {
+        if (!IsFinite(pair.y)) {
           infinite = true;
           pair.y = 0.0f;
         }

@@ -42,7 +42,7 @@ MARLIN_HEAD_PRODUCT("head_product_32", 4)
 
 /// Reports the first page that is not allocated or does not have its tokens.
 static METAL_FUNC void CheckLatents(threadgroup uint* scratch, device const int* pages,
-                                    device const int* tokens, RowReport report, int thread_index,
+                                    device const int* tokens, device int4* report, int thread_index,
                                     constant PagedRows& p) {
   uint first = kNothingWrong;
   for (int i = thread_index; i < p.rows && first == kNothingWrong; i += kAttendThreads) {
@@ -53,8 +53,7 @@ static METAL_FUNC void CheckLatents(threadgroup uint* scratch, device const int*
   if (wrong == kNothingWrong || thread_index != 0) return;
   const int at = int(wrong / 2);
   const bool page = wrong % 2 == 0;
-  *report.error = page ? int2(kNoLatentPage, pages[at]) : int2(kWrongPageTokens, tokens[at]);
-  *report.numbers = int2(at, 0);
+  *report = page ? int4(kNoLatentPage, pages[at], at, 0) : int4(kWrongPageTokens, tokens[at], at, 0);
 }
 
 /// Copies the RoPE part of latents `first` to `first` + 31 to the keys of a head.
@@ -76,8 +75,7 @@ static METAL_FUNC void CopyRope(device uchar* out, long keys, ProductRows latent
     device uchar* out [[buffer(MARLIN_BUFFER_PRODUCT_OUT)]],
     device const int* pages [[buffer(MARLIN_BUFFER_LATENT_PAGES)]],
     device const int* tokens [[buffer(MARLIN_BUFFER_LATENT_TOKENS)]],
-    device int2* error [[buffer(MARLIN_BUFFER_ROW_ERROR)]],
-    device int2* numbers [[buffer(MARLIN_BUFFER_ERROR_NUMBERS)]],
+    device int4* report [[buffer(MARLIN_BUFFER_ROW_ERROR)]],
     constant ExpandParameters& p [[buffer(MARLIN_BUFFER_PARAMETERS)]],
     uint3 group [[threadgroup_position_in_grid]],
     ushort simdgroup [[simdgroup_index_in_threadgroup]],
@@ -85,7 +83,7 @@ static METAL_FUNC void CopyRope(device uchar* out, long keys, ProductRows latent
   threadgroup uint least[kAttendSimdgroups];
   const int thread_index = simdgroup * kLanes + lane;
   if (p.checks && group.x == 0 && group.y == 0 && group.z == 0) {
-    CheckLatents(least, pages, tokens, {error, numbers}, thread_index, p.pages);
+    CheckLatents(least, pages, tokens, report, thread_index, p.pages);
   }
   const int index = p.first_page + int(group.z) / p.row_tiles;
   const int first_row = int(group.z) % p.row_tiles * kExpandRows;

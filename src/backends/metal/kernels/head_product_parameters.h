@@ -24,7 +24,8 @@ struct HeadProductParameters {
   MARLIN_INT32 first_tile;  ///< Of rows.
 };
 
-/// What a call of latent_expand may have wrong: a report {error, value at the place}, {place, 0}.
+/// What a call of latent_expand may have wrong: a report {error, a, b, 0}, of which a is
+/// the value at place b.
 enum LatentError { kLatentsAreRight, kNoLatentPage, kWrongPageTokens };
 
 struct ExpandParameters {
@@ -48,7 +49,7 @@ struct ExpandParameters {
   PagedRows pages;      ///< Of the latents; `rows` is the number of pages of the call.
 };
 
-// Indices of the buffers, besides MARLIN_BUFFER_ROW_ERROR and _ERROR_NUMBERS.
+// Indices of the buffers, besides MARLIN_BUFFER_ROW_ERROR.
 #define MARLIN_BUFFER_PRODUCT_INPUT 0
 #define MARLIN_BUFFER_KEY_WEIGHTS 1
 #define MARLIN_BUFFER_VALUE_WEIGHTS 2

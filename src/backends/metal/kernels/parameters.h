@@ -132,6 +132,9 @@ enum GroupSpan {
 #define MARLIN_BUFFER_BIAS 7
 #define MARLIN_BUFFER_ROW_WEIGHT 8
 #define MARLIN_BUFFER_PARAMETERS 9
+// marlin_gather_gemv: the matrix of each row, and the global scale of each matrix.
+#define MARLIN_BUFFER_MATRIX_IDS 10
+#define MARLIN_BUFFER_GLOBAL_SCALES 11
 
 struct Parameters {
   MARLIN_INT64 input_stride;   ///< Elements from row to row.

@@ -40,7 +40,7 @@ struct LogProbabilityParameters {
   MARLIN_INT32 likely;  ///< Most likely tokens of a row that are wanted.
 };
 
-/// What a row of a call reports beside its state row, besides marks (plan/step/sample_marks.h).
+/// What a row of a call reports with its state row, if not a mark (plan/integers/token_marks.h).
 enum SampleError { kSampledOrMarked, kNoSuchState, kStateNotReset };
 
 // Indices of the buffers, besides MARLIN_BUFFER_PARAMETERS. An error begins an int4: of a row of

@@ -53,7 +53,7 @@ static METAL_FUNC int StateError(SampleMemory memory, int state_row, SampleParam
 static METAL_FUNC int DrawLikely(threadgroup SampleScratch* scratch, RowLogits row, uint largest,
                                  device SamplerState* state, SamplePlace place) {
   const DrawOptions options = row.options;
-  const WeightScale scale = ScaleOf(largest, options.temperature, row.vocab);
+  const WeightScale scale = ScaleOf(largest, InverseOf(options.temperature), WeightBits(row.vocab));
   Cut cut = {0, kNoId};
   if (options.top_k > 0 && options.top_k < row.vocab) {
     const Measure one = {true, 0, scale};
