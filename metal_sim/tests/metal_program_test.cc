@@ -218,5 +218,124 @@ kernel void round(device const half* in [[buffer(0)]], device half* out [[buffer
   EXPECT_EQ(HalfToFloat(out[0]), 0.5F);
 }
 
+// Indices beyond arrays that a thread has of its own, which no callback sees.
+TEST_F(MetalProgramTest, PrivateArraysHaveBounds) {
+  Compile(R"(
+kernel void own(device float* out [[buffer(0)]], device const int* at [[buffer(1)]]) {
+  float mine[8] = {};
+  mine[at[0]] = 1;
+  out[0] = mine[at[1]];
+}
+kernel void row(device float* out [[buffer(0)]], device const int* at [[buffer(1)]]) {
+  threadgroup float tile[4][8];
+  for (int i = 0; i < 32; ++i) tile[i / 8][i % 8] = 0;
+  out[0] = tile[1][at[0]];
+}
+void Put(thread float* to, int at) { to[at] = 1; }
+kernel void pointer(device float* out [[buffer(0)]], device const int* at [[buffer(1)]]) {
+  float mine[8] = {};
+  Put(mine, at[0]);
+  out[0] = mine[at[1]];
+}
+)");
+  for (const char* const kernel : {"own", "row", "pointer"}) {
+    for (const int index : {7, 8, 4000, -1, 100'000'000}) {
+      std::vector<float> out(1);
+      std::vector<int> at = {index, 0};
+      Launch launch = OneThreadgroup(1);
+      Bind(0, &out, &launch);
+      Bind(1, &at, &launch);
+      const Report report = Run(kernel, launch);
+      EXPECT_EQ(report.findings.size(), index == 7 ? 0U : 1U) << kernel << " " << index;
+      for (const std::string& place : Places(report)) {
+        EXPECT_THAT(place, ::testing::HasSubstr("sample.metal:")) << kernel << " " << index;
+      }
+    }
+  }
+}
+
+TEST_F(MetalProgramTest, VectorsMustBeAligned) {
+  Compile(R"(
+kernel void load(device float* out [[buffer(0)]], device const uchar* in [[buffer(1)]],
+                 constant int& at [[buffer(2)]]) {
+  out[0] = (*(device const float4*)(in + at)).y;
+}
+kernel void packed(device float* out [[buffer(0)]], device const uchar* in [[buffer(1)]],
+                   constant int& at [[buffer(2)]]) {
+  out[0] = float4(*(device const packed_float4*)(in + at)).y;
+}
+)");
+  const auto count = [&](const char* kernel, int at) {
+    std::vector<float> out(1);
+    std::vector<uint8_t> in(64);
+    std::vector<int> offset = {at};
+    Launch launch = OneThreadgroup(1);
+    Bind(0, &out, &launch);
+    Bind(1, &in, &launch);
+    Bind(2, &offset, &launch);
+    return Run(kernel, launch).findings.size();
+  };
+  EXPECT_EQ(count("load", 16), 0U);
+  EXPECT_EQ(count("load", 4), 1U);
+  EXPECT_EQ(count("load", 8), 1U);
+  EXPECT_EQ(count("packed", 4), 0U);
+  EXPECT_EQ(count("packed", 2), 1U);
+}
+
+TEST_F(MetalProgramTest, ShufflesTakeFromActiveLanes) {
+  Compile(R"(
+kernel void shuffle(device uint* out [[buffer(0)]], constant int& mode [[buffer(1)]],
+                    uint lane [[thread_index_in_simdgroup]]) {
+  uint got = 0;
+  if (mode == 0) got = simd_shuffle_down(lane, 4) + simd_shuffle_up(lane, 9);
+  if (mode == 1) got = simd_shuffle(lane, ushort(lane + 1));
+  if (mode == 2) got = simd_shuffle_xor(lane, 32);
+  if (mode == 3 && lane < 16) got = simd_shuffle_xor(lane, 16);
+  if (mode == 4 && lane < 16) got = simd_shuffle_xor(lane, 8);
+  if (mode == 5) got = lane < 16 ? simd_sum(lane) : simd_max(lane);
+  out[lane] = got;
+}
+)");
+  for (int mode = 0; mode <= 5; ++mode) {
+    std::vector<uint32_t> out(32);
+    std::vector<int> value = {mode};
+    Launch launch = OneThreadgroup(32);
+    Bind(0, &out, &launch);
+    Bind(1, &value, &launch);
+    const Report report = Run("shuffle", launch, 1);
+    EXPECT_EQ(report.findings.size(), mode >= 1 && mode <= 3 ? 1U : 0U) << mode;
+    if (mode == 5) {
+      EXPECT_EQ(out[3], 120U);
+      EXPECT_EQ(out[20], 31U);
+    }
+  }
+}
+
+// Arguments that a function constant switches off need no binding.
+TEST_F(MetalProgramTest, FunctionConstantsSwitchArgumentsOff) {
+  Compile(R"(
+constant bool has_bias [[function_constant(65535)]];
+constant bool no_bias = !has_bias;
+kernel void add(device float* out [[buffer(0)]],
+                device const float* bias [[buffer(1), function_constant(has_bias)]],
+                constant float& one [[buffer(2), function_constant(no_bias)]]) {
+  out[0] = has_bias ? bias[0] : one;
+}
+)");
+  std::vector<float> out(1);
+  std::vector<float> bias = {5};
+  for (const uint8_t has : {uint8_t{0}, uint8_t{1}}) {
+    ASSERT_TRUE(program_->SetConstants({{65535, {has}}}).ok());
+    Launch launch = OneThreadgroup(1);
+    Bind(0, &out, &launch);
+    Bind(has != 0 ? 1 : 2, &bias, &launch);
+    EXPECT_TRUE(Run("add", launch).clean());
+    EXPECT_EQ(out[0], 5.0F);
+    launch.buffers.erase(has != 0 ? 1 : 2);
+    const auto kernel = program_->Find("add");
+    EXPECT_FALSE(Simulate(**kernel, launch, {}).ok());
+  }
+}
+
 }  // namespace
 }  // namespace metal_sim::metal_program_test

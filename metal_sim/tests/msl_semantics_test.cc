@@ -139,6 +139,19 @@ TEST_F(MslSemanticsTest, BfloatsConvert) {
   EXPECT_THAT(First(6, out), ElementsAre(2, 1, 7, 10, 1, 2));
 }
 
+TEST_F(MslSemanticsTest, BranchesMayBeZero) {
+  const auto out = RunWords(Kernel(R"(
+  bool yes = in[0] == 7; bfloat b = 2.5bf; short s = -3; half h = 1.5h; uchar c = 200;
+  float2 v = float2(3); device int* p = out;
+  out[0] = int(4 * (yes ? b : 0)); out[1] = int(4 * (yes ? 0 : b)); out[2] = (yes ? s : 0) - 1;
+  out[3] = int(2 * (yes ? h : 0)); out[4] = (yes ? c : 0) + 100; out[5] = int((yes ? v : 0).y);
+  out[6] = sizeof(yes ? s : 0); out[7] = sizeof(yes ? 0 : h); out[8] = (yes ? p : 0) == p;
+  out[9] = yes ? 0 : 1; out[10] = yes ? yes ? 5 : 0 : 0; out[11] = sizeof(yes ? 1.0f : 0);
+  switch (in[0]) { case 7: 0; default: out[12] = (yes ? 1ul : 0) > 0; })"),
+                            {7});
+  EXPECT_THAT(First(13, out), ElementsAre(10, 0, -4, 3, 300, 3, 4, 2, 1, 0, 5, 4, 1));
+}
+
 // Logs of kernels go to the standard error stream.
 TEST_F(MslSemanticsTest, KernelsLog) {
   testing::internal::CaptureStderr();

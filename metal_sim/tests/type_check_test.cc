@@ -33,6 +33,20 @@ class TypeCheckTest : public MetalProgramTest {
   }
 };
 
+TEST_F(TypeCheckTest, RefusesWhatMetalDoesNotHave) {
+  ExpectFinding("kernel void f(device float* x [[buffer(0)]]) {\n  double y = x[0]; x[0] = y; }\n",
+                "Metal has no 'double'");
+  ExpectFinding("struct S {\n  virtual void f() {} };\n", "Metal has no 'virtual'");
+  ExpectFinding(
+      "kernel void f(device float* x [[buffer(0)]]) { threadgroup float a[8000];\n"
+      "  threadgroup float b[193]; a[0] = 1; b[0] = a[0]; x[0] = b[0]; }\n",
+      "more than 32768 bytes");
+  EXPECT_THAT(Check("template <int N> void g(device float* x) {\n"
+                    "  threadgroup float a[N]; a[0] = 1; x[0] = a[0]; }\n"
+                    "kernel void f(device float* x [[buffer(0)]]) { g<8192>(x); }\n"),
+              IsEmpty());
+}
+
 TEST_F(TypeCheckTest, ReportsPointersThatCrossAddressSpaces) {
   ExpectFinding(
       "float First(threadgroup const float* x) { return x[0]; }\n"

@@ -6,6 +6,7 @@ windows and gates are replaced by the runner's; any other difference is rejected
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import sys
@@ -20,6 +21,7 @@ from ._core import (
     Checkpoint,
     complete_config,
     describe_decoder,
+    key_treatment,
     multimodal_model_types,
     supported_model_types,
 )
@@ -51,6 +53,21 @@ _TYPES = frozenset(
         "qwen3",
         "qwen3_moe",
         "seed_oss",
+    )
+)
+
+
+# Keys whose content _as_mlx_names gives the names of earlier versions.
+_RENAMED = frozenset(
+    (
+        "model_type",
+        "n_routed_experts",
+        "num_experts",
+        "num_local_experts",
+        "partial_rotary_factor",
+        "rope_parameters",
+        "rope_scaling",
+        "rope_theta",
     )
 )
 
@@ -97,12 +114,37 @@ def _make_model(config: dict[str, Any], decoder: dict[str, Any] | None) -> nn.Mo
     except (ValueError, TypeError, AssertionError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UnsupportedError(f"mlx_lm cannot build a {kind}: {reason}") from error
-    if decoder is not None:
+    if decoder is None:
+        _check_keys(kind, config, args_class)
+    else:
         _check_function(kind, decoder)
         for layer, window in zip(model.model.layers, decoder["windows"], strict=True):
             _adapt_attention(kind, layer, decoder, window)
         _adapt_mlps(kind, model, config, decoder)
     return model
+
+
+def _check_keys(kind: str, config: dict[str, Any], args_class: Any) -> None:
+    """Rejects keys that mlx_lm does not read, in a type that this package does not know, if their
+    names say that they change the model's function and their values are not the type's usual."""
+    read = {*(field.name for field in dataclasses.fields(args_class)), *_RENAMED}
+    suspect = {
+        key: value
+        for key, value in config.items()
+        if key not in read and value is not None and key_treatment(kind, key) == "suspect"
+    }
+    usual = _usual_config(kind) if suspect else {}
+    for key, value in suspect.items():
+        if key not in usual or usual[key] != value:
+            raise UnsupportedError(f"config.json: {key}: mlx_lm's {kind} does not read it")
+
+
+def _usual_config(kind: str) -> dict[str, Any]:
+    """The values of a type's configuration class in transformers, which mlx_lm requires."""
+    from transformers import CONFIG_MAPPING
+
+    made: dict[str, Any] = CONFIG_MAPPING[kind]().to_dict() if kind in CONFIG_MAPPING else {}
+    return made
 
 
 def _check_function(kind: str, decoder: dict[str, Any]) -> None:

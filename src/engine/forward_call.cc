@@ -13,6 +13,7 @@
 #include "engine/kv_cache.h"
 #include "engine/model_impl.h"
 #include "engine/pass_upload.h"
+#include "model/placement.h"
 #include "ops/decoder/sampling.h"
 #include "plan/step/sample_marks.h"
 
@@ -268,7 +269,9 @@ class ForwardCall {
   Status TakeResults(StepValues* values) {
     const int64_t rows = values->wanted.dim(0);
     if (rows == 0) return {};
-    in_place_ = !wanted_.samples() && model_.writes_host && HasRows(wanted_.logits);
+    // A device with memory of its own would copy the caller's, and could not record the pass.
+    in_place_ =
+        !wanted_.samples() && ComputesInHostMemory(model_.device) && HasRows(wanted_.logits);
     if (in_place_) {
       values->logits = NextRows(wanted_.logits, rows);
       return {};

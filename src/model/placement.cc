@@ -156,6 +156,10 @@ bool ReadsHostMemory(const Device& device) {
   return decoder != nullptr && decoder->reads_host_memory();
 }
 
+bool ComputesInHostMemory(const Device& device) {
+  return ReadsHostMemory(device) && !Internals::Impl(device).backend().shares_memory();
+}
+
 Status UploadTables(const Device& device, Decoder* decoder) {
   for (const Rotary& rotary : decoder->config.rotaries) {
     MARLIN_ASSIGN_OR_RETURN(DeviceVector frequencies,
@@ -171,7 +175,7 @@ Status UploadTables(const Device& device, Decoder* decoder) {
     const std::vector<float> ones(static_cast<size_t>(most), 1.0F);
     MARLIN_ASSIGN_OR_RETURN(decoder->ones, DeviceVector::Upload(device, ones));
   }
-  if (ReadsHostMemory(device)) return {};
+  if (ComputesInHostMemory(device)) return {};
   LayerEmbeddings& layers = decoder->layer_embeddings;
   MARLIN_RETURN_IF_ERROR(UploadTable(device, &decoder->embedding, &decoder->embedding_memory));
   return UploadTable(device, &layers.table, &layers.memory);

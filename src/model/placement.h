@@ -37,8 +37,12 @@ Status CheckUnfused(const Device& device, StepKind kind, const Mixer& mixer);
 /// Whether device and host share memory. Precondition: CheckDevice.
 bool ReadsHostMemory(const Device& device);
 
-/// Uploads the RoPE frequencies, and the embedding tables if the device cannot read the
-/// checkpoint's mapping. Errors: kOutOfMemory, kDeviceLost.
+/// Whether kernels read and write any host memory in place: the device is the host. Others that
+/// share its memory have to map or copy what they did not allocate. Precondition: CheckDevice.
+bool ComputesInHostMemory(const Device& device);
+
+/// Uploads the RoPE frequencies, and the embedding tables unless kernels read the checkpoint's
+/// mapping in place. Errors: kOutOfMemory, kDeviceLost.
 Status UploadTables(const Device& device, Decoder* decoder);
 
 }  // namespace marlin

@@ -9,6 +9,9 @@
 
 #include <array>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -130,6 +133,97 @@ TEST_F(AppleDriver, CompilesAFunctionOnceForItsConstants) {
   EXPECT_TRUE(Run(launch).ok());
   EXPECT_EQ(TheLog().sources, 1);
   EXPECT_EQ(TheLog().pipelines, 2);
+}
+
+/// A folder for caches of drivers, instead of the user's.
+class HomeFolder {
+ public:
+  HomeFolder() {
+    std::string path = (std::filesystem::temp_directory_path() / "marlin-home-XXXXXX").string();
+    EXPECT_NE(mkdtemp(path.data()), nullptr);
+    path_ = path;
+    EXPECT_EQ(setenv("HOME", path.c_str(), 1), 0);
+  }
+  ~HomeFolder() {
+    std::filesystem::remove_all(path_);
+    unsetenv("HOME");
+  }
+  HomeFolder(const HomeFolder&) = delete;
+  HomeFolder& operator=(const HomeFolder&) = delete;
+
+  /// The files in the caches of all kernels, systems and GPUs.
+  std::vector<std::filesystem::path> Files() const {
+    std::vector<std::filesystem::path> files;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(path_)) {
+      if (entry.is_regular_file()) files.push_back(entry.path());
+    }
+    return files;
+  }
+
+ private:
+  std::filesystem::path path_;
+};
+
+TEST_F(AppleDriver, KeepsPipelinesAndTestsForLaterProcesses) {
+  const HomeFolder home;
+  Open();
+  EXPECT_EQ(TheLog().pipelines, 1);
+  EXPECT_FALSE(driver_->kernels_known_right());
+  driver_->RememberRightKernels();
+  driver_.reset();
+  EXPECT_EQ(home.Files().size(), 3u);
+  TheLog() = {};
+
+  Open();
+  EXPECT_TRUE(driver_->kernels_known_right());
+  EXPECT_TRUE(driver_->Shape().known_fragments);
+  EXPECT_EQ(TheLog().dispatches, 0);
+  ASSERT_TRUE(Run(LaunchOf(DeviceInput(1), Floats(kOutputs))).ok());
+  EXPECT_EQ(TheLog().pipelines, 0);
+  EXPECT_EQ(TheLog().found_pipelines, 1);
+  driver_.reset();
+  EXPECT_EQ(home.Files().size(), 3u);
+
+  TheLog() = {};
+  ASSERT_EQ(setenv("METAL_MARLIN_METAL_SELF_TEST", "all", 1), 0);
+  Open();
+  ASSERT_EQ(unsetenv("METAL_MARLIN_METAL_SELF_TEST"), 0);
+  EXPECT_EQ(TheLog().dispatches, 1);
+  driver_.reset();
+
+  // Another GPU has another cache.
+  TheBehaviour().name = "Apple M3";
+  Open();
+  EXPECT_FALSE(driver_->kernels_known_right());
+}
+
+TEST_F(AppleDriver, ACacheThatCannotBeUsedIsNone) {
+  const HomeFolder home;
+  Open();
+  driver_.reset();
+  for (const auto& file : home.Files()) std::ofstream(file) << "not what was there";
+  TheLog() = {};
+  Open();
+  EXPECT_EQ(TheLog().dispatches, 1);
+  EXPECT_EQ(TheLog().pipelines, 1);
+  driver_.reset();
+  ASSERT_EQ(setenv("HOME", "/proc/no such folder", 1), 0);
+  Open();
+  EXPECT_FALSE(driver_->kernels_known_right());
+}
+
+TEST_F(AppleDriver, CompilesTheKernelsOfACallTogether) {
+  Open();
+  float* const input = DeviceInput(1);
+  std::vector<KernelLaunch> launches;
+  for (int i = 0; i < 6; ++i) {
+    launches.push_back(LaunchOf(input, Floats(kOutputs)));
+    launches.back().constants[0] = 1 + i % 3;
+  }
+  TheLog() = {};
+  ASSERT_TRUE(driver_->Run(launches, nullptr).ok());
+  EXPECT_EQ(TheLog().pipelines, 3);
+  ASSERT_TRUE(driver_->Synchronize(nullptr).ok());
 }
 
 TEST_F(AppleDriver, TakesTheLibraryOfTheBuild) {

@@ -269,6 +269,18 @@ TEST_F(AppleStream, EveryBarrierOfARecordingIsNeeded) {
   }
 }
 
+TEST_F(AppleStream, ARecordingBeginsWithMoreLaunches) {
+  std::vector<CheckedLaunches> calls(1);
+  calls[0].launches.assign(129, LaunchOf(DeviceInput(1), Floats(kOutputs)));
+  const auto recording = driver_->Bind(calls);
+  ASSERT_TRUE(recording.ok() && *recording != nullptr);
+  ASSERT_TRUE((*recording)->Run().ok());
+  EXPECT_EQ(TheLog().command_buffers, 1);
+  ASSERT_TRUE(Wait().ok());
+  EXPECT_EQ(TheLog().command_buffers, 2);
+  EXPECT_EQ(TheLog().dispatches, 129);
+}
+
 TEST_F(AppleStream, RecordsNoMemoryOfTheCaller) {
   const std::vector<float> input = Input(1);
   std::vector<CheckedLaunches> calls(1);

@@ -3,44 +3,27 @@
 #include <dispatch/dispatch.h>
 #include <fmt/format.h>
 #include <stdlib.h>
-#include <sys/mman.h>
 
-#include <algorithm>
-#include <array>
 #include <cstring>
-#include <deque>
-#include <filesystem>
 #include <fstream>
-#include <map>
-#include <mutex>
 #include <sstream>
-#include <vector>
 
 #include "backends/metal/apple/built_library.h"
 #include "backends/metal/apple/launch_observer.h"
 #include "backends/metal/kernels/parameters.h"
 #include "backends/metal/plan/kernel_text.h"
-#include "metal_sim/launch.h"
-#include "metal_sim/metal_program.h"
-#include "objective_c.h"
+#include "fake_objects.h"
 
 namespace marlin::fake_gpu {
 namespace {
 
-namespace fs = std::filesystem;
 using fake_objc::Answer;
-using fake_objc::Error;
-using fake_objc::Fail;
-using fake_objc::Object;
-using fake_objc::Reference;
 using fake_objc::Text;
-using metal_sim::MetalProgram;
 
-constexpr uint64_t kPage = 4096;
 constexpr size_t kMostBytesInline = 4096;
 constexpr size_t kBufferSlots = 31;
-constexpr uint64_t kConcurrent = 1;    // MTLDispatchTypeConcurrent
-constexpr int64_t kFaulted = 4;        // MTLCommandEncoderErrorStateFaulted
+constexpr uint64_t kConcurrent = 1;  // MTLDispatchTypeConcurrent
+constexpr int64_t kFaulted = 4;      // MTLCommandEncoderErrorStateFaulted
 
 template <typename T>
 T* Autoreleased(T* object) {
@@ -53,433 +36,8 @@ void SetError(Object** error, int64_t code, const std::string& text) {
   if (error != nullptr) *error = Autoreleased(new Error(code, text));
 }
 
-// --- programs -----------------------------------------------------------------------------------
-
-/// A compiled source. Its function constants are variables, so launches are serialized.
-struct Program {
-  std::mutex mutex;
-  std::unique_ptr<MetalProgram> program;
-};
-
-/// Compiles a text once for all tests, since it takes seconds. Returns null and sets `message` on
-/// failure.
-std::shared_ptr<Program> ProgramOf(const std::string& text, std::string* message) {
-  static std::mutex mutex;
-  static auto* programs = new std::map<std::string, std::shared_ptr<Program>>;
-  const std::lock_guard<std::mutex> lock(mutex);
-  if (const auto found = programs->find(text); found != programs->end()) return found->second;
-  std::string folder = (fs::temp_directory_path() / "marlin-fake-metal-XXXXXX").string();
-  if (mkdtemp(folder.data()) == nullptr) Fail(folder + ": cannot be made");
-  const fs::path path = fs::path(folder) / "source.metal";
-  std::ofstream(path) << text;
-  auto compiled = MetalProgram::Compile(path, {});
-  fs::remove_all(folder);
-  if (!compiled.ok()) {
-    *message = compiled.status().message();
-    return nullptr;
-  }
-  auto program = std::make_shared<Program>();
-  program->program = std::move(*compiled);
-  programs->emplace(text, program);
-  return program;
-}
-
-// --- objects ------------------------------------------------------------------------------------
-
-class Device : public Object {
- public:
-  Device() : Object("MTLDevice") {}
-};
-
-class Buffer : public Object {
- public:
-  Buffer(void* pages, uint64_t bytes) : Object("MTLBuffer"), data(pages), length(bytes) {}
-  static Buffer* Make(uint64_t bytes) {
-    const uint64_t size = (bytes + kPage - 1) / kPage * kPage;
-    void* pages = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (pages == MAP_FAILED) return nullptr;
-    auto* buffer = new Buffer(pages, bytes);
-    buffer->mapped_bytes = size;
-    return buffer;
-  }
-  void* data;
-  uint64_t length;
-  uint64_t mapped_bytes = 0;  ///< 0: host memory.
-
- protected:
-  void Dispose() override {
-    if (mapped_bytes > 0) munmap(data, mapped_bytes);
-  }
-};
-
-class CompileOptions : public Object {
- public:
-  CompileOptions() : Object("MTLCompileOptions") {}
-  uint64_t language = 0;
-  bool fast_math = true;  ///< Metal's default.
-};
-
-class Constants : public Object {
- public:
-  Constants() : Object("MTLFunctionConstantValues") {}
-  std::map<int, int32_t> values;
-};
-
-class Library : public Object {
- public:
-  Library() : Object("MTLLibrary") {}
-  std::vector<std::shared_ptr<Program>> programs;
-};
-
-class Function : public Object {
- public:
-  Function() : Object("MTLFunction") {}
-  std::shared_ptr<Program> program;
-  std::string name;
-  std::map<int, int32_t> constants;
-};
-
-class Pipeline : public Object {
- public:
-  explicit Pipeline(Function* compiled) : Object("MTLComputePipelineState"), function(compiled) {}
-  Reference<Function> function;
-
- protected:
-  void Dispose() override { function = {}; }
-};
-
-class ResidencySet : public Object {
- public:
-  ResidencySet() : Object("MTLResidencySet") {}
-  std::map<Buffer*, Reference<Buffer>> added;
-  std::map<Buffer*, Reference<Buffer>> committed;
-
- protected:
-  void Dispose() override {
-    added.clear();
-    committed.clear();
-  }
-};
-
-class Fence : public Object {
- public:
-  Fence() : Object("MTLFence") {}
-};
-
-class CommandBufferDescriptor : public Object {
- public:
-  CommandBufferDescriptor() : Object("MTLCommandBufferDescriptor") {}
-  uint64_t error_options = 0;
-};
-
-class EncoderInfo : public Object {
- public:
-  explicit EncoderInfo(std::string its_label)
-      : Object("MTLCommandBufferEncoderInfo"), label(std::move(its_label)) {}
-  std::string label;
-};
-
-class Array : public Object {
- public:
-  Array() : Object("NSArray") {}
-  std::vector<Reference<Object>> objects;
-
- protected:
-  void Dispose() override { objects.clear(); }
-};
-
-struct Size {
-  uint64_t x, y, z;
-};
-
-struct Binding {
-  Reference<Buffer> buffer;
-  uint64_t offset = 0;
-  int64_t bytes = 0;  ///< From here on: as the launch declares it.
-  bool written = false;
-  bool initialised = true;
-};
-
-/// Bytes that a dispatch uses, as the driver declares them.
-struct Range {
-  const std::byte* begin = nullptr;
-  const std::byte* end = nullptr;
-  bool written = false;
-
-  bool Conflicts(const Range& other) const {
-    return (written || other.written) && begin < other.end && other.begin < end;
-  }
-};
-
-struct Dispatch {
-  Reference<Pipeline> pipeline;
-  std::shared_ptr<const metal::KernelLaunch> declared;
-  int64_t barriers = 0;  ///< In the encoder, before it.
-  std::vector<Range> ranges;
-  std::vector<Reference<Buffer>> used;  ///< Not bound, but resident: useResources.
-  std::map<int, Binding> buffers;
-  std::map<int, std::vector<uint8_t>> values;
-  Size groups;
-  Size threads;
-};
-
-enum Status : uint64_t { kNotEnqueued = 0, kCommitted = 2, kCompleted = 4, kFailed = 5 };
-
-class CommandBuffer;
-
-class Queue : public Object {
- public:
-  explicit Queue(Object* its_device) : Object("MTLCommandQueue"), device(its_device) {}
-  /// Runs committed command buffers up to and including `last`.
-  void RunUntil(const CommandBuffer* last);
-
-  Object* device;
-  std::mutex mutex;
-  std::deque<Reference<CommandBuffer>> committed;
-  Reference<ResidencySet> resident;
-  Reference<Fence> fence;  ///< Which its last encoder updated.
-
- protected:
-  void Dispose() override {
-    resident = {};
-    fence = {};
-  }
-};
-
-class CommandBuffer : public Object {
- public:
-  explicit CommandBuffer(Queue* its_queue) : Object("MTLCommandBuffer"), queue(its_queue) {}
-  void Run();
-
-  /// The buffers of its residency sets when it was committed.
-  void TakeResident();
-
-  Reference<Queue> queue;
-  std::vector<Dispatch> dispatches;
-  std::vector<Reference<ResidencySet>> sets;
-  std::map<Buffer*, Reference<Buffer>> resident;
-  std::string label;  ///< The encoder's.
-  bool tells_encoders = false;
-  bool encoding = false;
-  int64_t number = -1;  ///< Index in the order of commits.
-  std::atomic<uint64_t> status{kNotEnqueued};
-  Reference<Error> error;
-
- protected:
-  void Dispose() override {
-    dispatches.clear();
-    sets.clear();
-    resident.clear();
-    error = {};
-    queue = {};
-  }
-
- private:
-  std::string RunAll();
-  std::string MissingBarrier(size_t first, size_t last) const;
-};
-
-class Encoder : public Object {
- public:
-  explicit Encoder(CommandBuffer* encoded)
-      : Object("MTLComputeCommandEncoder"), commands(encoded) {}
-  Reference<CommandBuffer> commands;
-  Dispatch state;
-  Reference<Fence> waited;
-  Reference<Fence> updated;
-  bool ended = false;
-
- protected:
-  void Dispose() override {
-    if (!ended) Fail("an encoder is released before endEncoding");
-    state = {};
-    waited = updated = {};
-    commands = {};
-  }
-};
-
 /// The launch that the driver encodes next.
 thread_local std::shared_ptr<const metal::KernelLaunch> announced;
-
-// --- running ------------------------------------------------------------------------------------
-
-/// The bytes of arguments that no kernel reads, and that drivers bind to anything.
-constexpr int64_t kUnreadBytes = 16;
-
-/// The memory of the arguments and of what the kernel finds through addresses. Arguments of earlier
-/// dispatches are dropped: Metal keeps them, and knows only the length of their buffers.
-void TakeDeclared(Dispatch* dispatch) {
-  std::map<int, Binding> kept;
-  const metal::KernelLaunch& declared = *dispatch->declared;
-  for (const metal::KernelBuffer& buffer : declared.buffers) {
-    const auto found = dispatch->buffers.find(buffer.index);
-    if (found == dispatch->buffers.end()) Fail("a buffer of a launch is not bound");
-    Binding& bound = kept[buffer.index];
-    bound = found->second;
-    const bool empty = buffer.data == nullptr || buffer.bytes == 0;
-    bound.bytes = empty ? kUnreadBytes : buffer.bytes;
-    bound.written = buffer.written;
-    bound.initialised = buffer.cleared;
-    if (bound.offset + static_cast<uint64_t>(bound.bytes) > bound.buffer->length) {
-      Fail("a launch reaches beyond the end of its buffer");
-    }
-    const auto* const begin = static_cast<const std::byte*>(bound.buffer->data) + bound.offset;
-    if (!empty) dispatch->ranges.push_back({begin, begin + bound.bytes, buffer.written});
-  }
-  if (const auto found = dispatch->buffers.find(MARLIN_BUFFER_PARAMETERS);
-      found != dispatch->buffers.end()) {
-    Binding& bound = kept[MARLIN_BUFFER_PARAMETERS];
-    bound = found->second;
-    bound.bytes = static_cast<int64_t>(metal::ParameterBytes(declared).size());
-  }
-  dispatch->buffers = std::move(kept);
-  for (const metal::AddressedRange& range : declared.addressed) {
-    const auto* const begin = static_cast<const std::byte*>(range.data);
-    dispatch->ranges.push_back({begin, begin + range.bytes, range.written});
-  }
-}
-
-metal_sim::ConstantValues ConstantsOf(const Function& function, const metal_sim::Module& module) {
-  metal_sim::ConstantValues values;
-  for (int i = 0; i < module.constant_count; ++i) {
-    const auto found = function.constants.find(module.constants[i].index);
-    if (found == function.constants.end()) continue;
-    std::vector<uint8_t>& bytes = values[found->first];
-    bytes.resize(sizeof(found->second));
-    std::memcpy(bytes.data(), &found->second, sizeof(found->second));
-  }
-  return values;
-}
-
-/// Corrupts results as a different GPU might.
-void Disturb(const Dispatch& dispatch) {
-  const auto found = dispatch.buffers.find(MARLIN_BUFFER_OUTPUT);
-  if (found == dispatch.buffers.end()) return;
-  const Binding& out = found->second;
-  auto* numbers = reinterpret_cast<float*>(static_cast<std::byte*>(out.buffer->data) + out.offset);
-  if (dispatch.pipeline->function->name != "marlin_self_test") {
-    const bool breaks = dispatch.pipeline->function->name == TheBehaviour().breaks;
-    if (TheBehaviour().breaks_sums || breaks) numbers[0] += 1;
-    return;
-  }
-  if (TheBehaviour().rotates_fragments) std::rotate(numbers, numbers + 2, numbers + 64);
-  if (TheBehaviour().breaks_products) numbers[128 + 9] += 1;
-  if (TheBehaviour().breaks_addresses) numbers[195] = 0;
-  if (TheBehaviour().breaks_shuffles) numbers[196 + 31] += 1;
-}
-
-/// Returns empty, or an error message.
-std::string RunDispatch(const Dispatch& dispatch,
-                        const std::map<Buffer*, Reference<Buffer>>& resident) {
-  const Function& function = *dispatch.pipeline->function.get();
-  const std::lock_guard<std::mutex> lock(function.program->mutex);
-  MetalProgram& program = *function.program->program;
-  const auto kernel = program.Find(function.name);
-  if (!kernel.ok()) return kernel.status().message();
-  const metal_sim::Status set = program.SetConstants(ConstantsOf(function, program.module()));
-  if (!set.ok()) return set.message();
-  const auto narrow = [](const Size& size) {
-    return metal_sim::Size3{static_cast<uint32_t>(size.x), static_cast<uint32_t>(size.y),
-                            static_cast<uint32_t>(size.z)};
-  };
-  metal_sim::Launch launch;
-  launch.grid = narrow(dispatch.groups);
-  launch.threads_per_threadgroup = narrow(dispatch.threads);
-  launch.program_ranges = program.ranges();
-  launch.values = dispatch.values;
-  for (const auto& [index, binding] : dispatch.buffers) {
-    metal_sim::BufferBinding bound;
-    bound.data = static_cast<std::byte*>(binding.buffer->data) + binding.offset;
-    bound.bytes = binding.bytes;
-    bound.read_only = !binding.written;
-    bound.initialised = binding.initialised;
-    launch.buffers[index] = bound;
-  }
-  std::map<Buffer*, Reference<Buffer>> reached = resident;
-  for (const Reference<Buffer>& buffer : dispatch.used) reached.emplace(buffer.get(), buffer);
-  for (const auto& [buffer, reference] : reached) {
-    const auto* data = static_cast<const std::byte*>(buffer->data);
-    launch.reached_ranges.emplace_back(data, data + buffer->length);
-  }
-  const auto report = metal_sim::Simulate(**kernel, launch, {});
-  if (!report.ok()) return report.status().message();
-  ++TheLog().dispatches;
-  Disturb(dispatch);
-  return report->clean() ? "" : report->findings.front().text;
-}
-
-/// The first two of the dispatches [first, last) that need a barrier between them; empty: none.
-std::string CommandBuffer::MissingBarrier(size_t first, size_t last) const {
-  for (size_t later = first; later < last; ++later) {
-    for (size_t earlier = first; earlier < later; ++earlier) {
-      for (const Range& range : dispatches[later].ranges) {
-        for (const Range& other : dispatches[earlier].ranges) {
-          if (!range.Conflicts(other)) continue;
-          return fmt::format("no barrier between {} and {}",
-                             dispatches[earlier].pipeline->function->name,
-                             dispatches[later].pipeline->function->name);
-        }
-      }
-    }
-  }
-  return {};
-}
-
-/// Runs the dispatches between two barriers in reverse order.
-std::string CommandBuffer::RunAll() {
-  for (size_t first = 0; first < dispatches.size();) {
-    size_t last = first;
-    while (last < dispatches.size() && dispatches[last].barriers == dispatches[first].barriers) {
-      ++last;
-    }
-    std::string wrong = MissingBarrier(first, last);
-    for (size_t i = last; i > first && wrong.empty(); --i) {
-      wrong = RunDispatch(dispatches[i - 1], resident);
-    }
-    if (!wrong.empty()) return wrong;
-    first = last;
-  }
-  return {};
-}
-
-void CommandBuffer::TakeResident() {
-  if (queue->resident.get() != nullptr) sets.push_back(queue->resident);
-  for (const Reference<ResidencySet>& set : sets) {
-    resident.insert(set->committed.begin(), set->committed.end());
-  }
-}
-
-void CommandBuffer::Run() {
-  if (TheBehaviour().on_run) TheBehaviour().on_run();
-  std::string wrong;
-  const int64_t from = TheBehaviour().fails_from;
-  const int64_t failing = TheBehaviour().fails;
-  if (from >= 0 && number >= from && (failing < 0 || number < from + failing)) {
-    wrong = fmt::format("Caused GPU Timeout Error {}", number - from);
-  }
-  if (wrong.empty()) wrong = RunAll();
-  dispatches.clear();  // Releases the objects that they keep alive.
-  resident.clear();
-  if (!wrong.empty()) {
-    auto* made = new Error(TheBehaviour().error, wrong);
-    if (tells_encoders) made->blamed = label;
-    error = Reference<Error>(made);
-    made->Release();
-  }
-  status = wrong.empty() ? kCompleted : kFailed;
-}
-
-void Queue::RunUntil(const CommandBuffer* last) {
-  const std::lock_guard<std::mutex> lock(mutex);
-  while (last->status == kCommitted) {
-    if (committed.empty()) Fail("a command buffer is waited for that its queue does not have");
-    const Reference<CommandBuffer> first = committed.front();
-    committed.pop_front();
-    first->Run();
-  }
-}
-
-// --- methods ------------------------------------------------------------------------------------
 
 Device* TheDevice() {
   static auto* device = new Device;
@@ -546,6 +104,43 @@ Object* NewBuffer(uint64_t bytes) {
   return Buffer::Make(bytes);
 }
 
+/// A function with its constants, as a line.
+std::string KeyOf(const Function& function) {
+  std::string key = function.name;
+  for (const auto& [index, value] : function.constants) key += fmt::format(" {}={}", index, value);
+  return key;
+}
+
+constexpr const char* kArchiveTitle = "archive of the fake GPU";
+
+Object* NewArchive(const ArchiveDescriptor& descriptor, Object** error) {
+  if (descriptor.path.empty()) return new Archive;
+  std::ifstream file(descriptor.path);
+  std::string line;
+  if (!std::getline(file, line) || line != kArchiveTitle) {
+    SetError(error, 1, "not an archive");
+    return nullptr;
+  }
+  auto* archive = new Archive;
+  while (std::getline(file, line)) archive->keys.insert(line);
+  return archive;
+}
+
+Object* NewPipeline(PipelineDescriptor* descriptor, uint64_t options, Object** error) {
+  constexpr uint64_t kFailOnMiss = 4;
+  static std::mutex mutex;  // Of the archive and of the counts.
+  const std::lock_guard<std::mutex> lock(mutex);
+  const Archive* const archive = descriptor->archive.get();
+  const bool found =
+      archive != nullptr && archive->keys.contains(KeyOf(*descriptor->function.get()));
+  if (!found && (options & kFailOnMiss) != 0) {
+    SetError(error, 1, "not in the archive");
+    return nullptr;
+  }
+  ++(found ? TheLog().found_pipelines : TheLog().pipelines);
+  return new Pipeline(descriptor->function.get());
+}
+
 void AddDevice() {
   Answer("MTLDevice", "respondsToSelector:", [](Object* self, SEL, SEL selector) {
     const bool newer = std::strcmp(reinterpret_cast<const char*>(selector),
@@ -586,13 +181,51 @@ void AddDevice() {
          "newLibraryWithData:error:", [](Object*, SEL, const std::string* data, Object** error) {
            return NewLibraryOfData(*data, error);
          });
-  Answer("MTLDevice", "newComputePipelineStateWithFunction:error:",
-         [](Object*, SEL, Function* function, Object**) -> Object* {
-           ++TheLog().pipelines;
-           return new Pipeline(function);
+  Answer("MTLDevice", "newComputePipelineStateWithDescriptor:options:reflection:error:",
+         [](Object*, SEL, PipelineDescriptor* descriptor, uint64_t options, void*, Object** error) {
+           return NewPipeline(descriptor, options, error);
          });
   Answer("MTLDevice", "newResidencySetWithDescriptor:error:",
          [](Object*, SEL, Object*, Object**) -> Object* { return new ResidencySet; });
+}
+
+void AddArchives() {
+  Answer("class MTLComputePipelineDescriptor", "alloc",
+         [](Object*, SEL) -> Object* { return new PipelineDescriptor; });
+  Answer("MTLComputePipelineDescriptor",
+         "setComputeFunction:", [](PipelineDescriptor* self, SEL, Function* function) {
+           self->function = Reference<Function>(function);
+         });
+  Answer("MTLComputePipelineDescriptor",
+         "setBinaryArchives:", [](PipelineDescriptor* self, SEL, Array* archives) {
+           auto* archive = static_cast<Archive*>(archives->objects.at(0).get());
+           self->archive = Reference<Archive>(archive);
+         });
+  Answer("class MTLBinaryArchiveDescriptor", "alloc",
+         [](Object*, SEL) -> Object* { return new ArchiveDescriptor; });
+  Answer("MTLBinaryArchiveDescriptor",
+         "setUrl:", [](ArchiveDescriptor* self, SEL, Text* url) { self->path = url->value; });
+  Answer("MTLDevice", "newBinaryArchiveWithDescriptor:error:",
+         [](Object*, SEL, ArchiveDescriptor* descriptor, Object** error) {
+           return NewArchive(*descriptor, error);
+         });
+  Answer("MTLBinaryArchive", "addComputePipelineFunctionsWithDescriptor:error:",
+         [](Archive* self, SEL, PipelineDescriptor* descriptor, Object**) {
+           self->keys.insert(KeyOf(*descriptor->function.get()));
+           return true;
+         });
+  Answer("MTLBinaryArchive", "serializeToURL:error:", [](Archive* self, SEL, Text* url, Object**) {
+    std::ofstream file(url->value);
+    file << kArchiveTitle << "\n";
+    for (const std::string& key : self->keys) file << key << "\n";
+    return file.good();
+  });
+  Answer("class NSURL", "fileURLWithPath:", [](Object*, SEL, Text* path) { return path; });
+  Answer("class NSArray", "arrayWithObject:", [](Object*, SEL, Object* object) -> Object* {
+    auto* array = new Array;
+    array->objects.emplace_back(object);
+    return Autoreleased(array);
+  });
 }
 
 void AddCompiling() {
@@ -669,8 +302,8 @@ void AddCommands() {
   });
   Answer("class MTLCommandBufferDescriptor", "alloc",
          [](Object*, SEL) -> Object* { return new CommandBufferDescriptor; });
-  Answer("MTLCommandBufferDescriptor", "setErrorOptions:",
-         [](CommandBufferDescriptor* self, SEL, uint64_t options) {
+  Answer("MTLCommandBufferDescriptor",
+         "setErrorOptions:", [](CommandBufferDescriptor* self, SEL, uint64_t options) {
            self->error_options = options;
          });
   Answer("MTLCommandQueue", "commandBufferWithDescriptor:",
@@ -735,8 +368,8 @@ void AddEncoder() {
            TheLog().used_resources += static_cast<int64_t>(count);
            for (uint64_t i = 0; i < count; ++i) self->state.used.emplace_back(buffers[i]);
          });
-  Answer("MTLComputeCommandEncoder", "memoryBarrierWithScope:",
-         [](Encoder* self, SEL, uint64_t scope) {
+  Answer("MTLComputeCommandEncoder",
+         "memoryBarrierWithScope:", [](Encoder* self, SEL, uint64_t scope) {
            constexpr uint64_t kBuffers = 1;
            if (scope != kBuffers) Fail("expected a barrier of buffers");
            if (TheLog().barriers++ != TheBehaviour().drops_barrier) ++self->state.barriers;
@@ -791,15 +424,14 @@ void AddErrors() {
   });
   // Stands for the dictionary, which has nothing else.
   Answer("NSArray", "objectForKey:", [](Array* self, SEL, Object*) { return self; });
-  Answer("MTLCommandBufferEncoderInfo", "label", [](EncoderInfo* self, SEL) -> Object* {
-    return Autoreleased(new Text(self->label));
-  });
+  Answer("MTLCommandBufferEncoderInfo", "label",
+         [](EncoderInfo* self, SEL) -> Object* { return Autoreleased(new Text(self->label)); });
   Answer("MTLCommandBufferEncoderInfo", "errorState", [](Object*, SEL) { return kFaulted; });
 }
 
 Device* PreparedDevice() {
-  static const bool added =
-      (AddDevice(), AddCompiling(), AddMemory(), AddCommands(), AddEncoder(), AddErrors(), true);
+  static const bool added = (AddDevice(), AddArchives(), AddCompiling(), AddMemory(), AddCommands(),
+                             AddEncoder(), AddErrors(), true);
   (void)added;
   metal::TheLaunchObserver() = [](const metal::KernelLaunch& launch) {
     announced = std::make_shared<metal::KernelLaunch>(launch);
@@ -822,6 +454,7 @@ Log& TheLog() {
 void Reset() {
   TheBehaviour() = {};
   TheLog() = {};
+  if (unsetenv("HOME") != 0) Fail("HOME stays");
 }
 
 void* NewQueue(bool other_device) {

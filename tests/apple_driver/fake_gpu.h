@@ -57,18 +57,19 @@ struct Log {
   int64_t dispatches = 0;       ///< Executed dispatches.
   int64_t barriers = 0;
   int64_t sources = 0;          ///< Compiled sources.
-  int64_t pipelines = 0;
-  int64_t buffers = 0;        ///< Buffers with their own memory.
-  int64_t mapped = 0;         ///< Buffers that map host pages.
-  int64_t resident = 0;       ///< Buffers in residency sets.
+  int64_t pipelines = 0;        ///< Compiled ones.
+  int64_t found_pipelines = 0;  ///< In an archive.
+  int64_t buffers = 0;          ///< Buffers with their own memory.
+  int64_t mapped = 0;           ///< Buffers that map host pages.
+  int64_t resident = 0;         ///< Buffers in residency sets.
   int64_t residency_commits = 0;
   int64_t used_resources = 0;  ///< Buffers named by useResources.
-  uint64_t input_offset = 0;  ///< Offset of the last bound MARLIN_BUFFER_INPUT.
-  bool fast_math = false;     ///< Fast-math setting of the last compiled source.
+  uint64_t input_offset = 0;   ///< Offset of the last bound MARLIN_BUFFER_INPUT.
+  bool fast_math = false;      ///< Fast-math setting of the last compiled source.
 };
 Log& TheLog();
 
-/// Restores the initial state.
+/// Restores the initial state, without a home folder: what drivers keep there outlives a test.
 void Reset();
 
 /// Creates an MTL::CommandQueue* of another device or of the default one; owned by the caller.

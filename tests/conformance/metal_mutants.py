@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-KERNELS = Path("backends/metal/kernels")
+# The folders of the kernels' files, whose names differ.
+FOLDERS = (Path("backends/metal/kernels"), Path("plan/integers"))
 
 # Cases that cover one kernel family: a few formats with every systematic shape.
 FEW_ROWS = r"^gemm/(fp4_e2m1|u4|int3)/metal/marlin_gemv(_wide)?/"
@@ -49,6 +50,8 @@ ROUTERS = "SimulatedRouter.*"
 FUSED_ROUTERS = "SimulatedFusedRouter.*"
 BATCHES = "SimulatedBatch.*"
 TWO_STRIPS = "SimulatedCounters.TwoStrips*"
+SAMPLERS = "SimulatedSampler.*"
+RECURRENT = "SimulatedRecurrent.*"
 
 ROUTED = r"^router/metal/.*/tokens37/"
 ROUTED_WIDE = r"^router/metal/.*/wide/"
@@ -83,20 +86,20 @@ MUTANTS = [
            "mem_flags::mem_none", FEW_ROWS, 2),
     Mutant("both codes of a pair of the table's first", "gemv.h", "table[i >> bits]",
            "table[i & ((1 << bits) - 1)]", TABLES),
-    Mutant("sums of a group that are not scaled", "gemv.h", "fma(group[i].scale, sum,",
+    Mutant("sums of a group that are not scaled", "gemv.h", "fma(at.group[i].scale, sum,",
            "fma(1.0f, sum,", FEW_ROWS),
-    Mutant("sums of the group before", "gemv.h", "part[i][r] = float2(0.0f)",
-           "part[i][r] = s == 0 ? float2(0.0f) : part[i][r]", FEW_ROWS),
+    Mutant("sums of the group before", "gemv.h", "at.part[i][r] = float2(0.0f)",
+           "at.part[i][r] = s == 0 ? float2(0.0f) : at.part[i][r]", FEW_ROWS),
     Mutant("integer zeros ignored", "gemv.h", "IntegerBias(strip, j) + group.extra",
            "IntegerBias(strip, j)", FEW_ROWS),
     Mutant("biases without the scale", "gemv.h", "fma(factors.pair[j], group.scale,",
            "fma(factors.pair[j], 1.0f,", FEW_ROWS_BIASED),
     Mutant("strips beyond the last are read", "gemv.h", "metal::min(strip, last_strip)", "strip",
            TWO_STRIPS),
-    Mutant("every simdgroup adds all chunks", "gemv.h", "input, sums, first_row, first_chunk,",
-           "input, sums, first_row, 0,", FEW_ROWS),
-    Mutant("every other chunk of a simdgroup left out", "gemv.h", "chunk += step,",
-           "chunk += 2 * step,", FEW_ROWS),
+    Mutant("every simdgroup adds all chunks", "gemv.h", "{first_row, first_chunk,",
+           "{first_row, 0,", FEW_ROWS),
+    Mutant("every other chunk of a simdgroup left out", "gemv.h", "chunk += own.step)",
+           "chunk += 2 * own.step)", FEW_ROWS),
     Mutant("reduction over the wrong lanes", "gemv.h", "ushort(16)", "ushort(8)", FEW_ROWS),
     Mutant("half of the lanes left out of the reduction", "gemv.h",
            "sum += metal::simd_shuffle_xor(sum, ushort(4));", "", FEW_ROWS),
@@ -323,8 +326,8 @@ MUTANTS = [
            EXPERTS),
     Mutant("the bias of the first column", "expert_gemm.h", "matrix->bias[column]",
            "matrix->bias[0]", EXPERTS),
-    Mutant("up begins at a later chunk", "expert_gemm.h", "place.simdgroup - simdgroups,",
-           "place.simdgroup,", EXPERTS),
+    Mutant("up begins at a later chunk", "expert_gemm.h", "place.simdgroup - simdgroups;",
+           "place.simdgroup;", EXPERTS),
     Mutant("the gate's sums for up", "expert_gemm.h", "sums + i + simdgroups * kStride", "sums + i",
            EXPERTS),
     Mutant("the gate's fragments for up", "expert_gemm.h", "(j + kStrips / 2) % kStrips", "j",
@@ -364,8 +367,6 @@ MUTANTS = [
            "matrix->kind != OwnKind() || ", "", EXPERTS),
     Mutant("unsorted: strips beyond the matrix", "expert_decode.h",
            " || first_column >= matrix->n", "", EXPERTS),
-    Mutant("unsorted: absent experts", "expert_decode.h",
-           "parts[kPartDown].kind == kNoKind ? nullptr : parts", "parts", EXPERTS),
     Mutant("unsorted: ids beyond the experts", "expert_decode.h",
            "(id < 0 || id >= p.experts)) return nullptr", "id < 0) return nullptr", EXPERTS),
     Mutant("unsorted: a wrong id is not reported", "expert_decode.h", "first = i;", "", EXPERTS),
@@ -424,8 +425,8 @@ MUTANTS = [
     Mutant("no barrier after groups are dropped", "route.h", SIMDGROUP_BARRIER, "", ROUTED, 2),
     Mutant("ties go to the higher expert", "route.h", "b.expert < a.expert", "b.expert > a.expert",
            ROUTED),
-    Mutant("a group has its best expert alone", "route.h", "if (size == 1 || best_of_group == 1) return best;",
-           "return best;", ROUTED),
+    Mutant("a group has its best expert alone", "route.h",
+           "if (size == 1 || best_of_group == 1) return best;", "return best;", ROUTED),
     Mutant("one group too many", "route.h", "before < p.top_groups", "before <= p.top_groups",
            ROUTED),
     Mutant("ties keep the higher group", "route.h", "sum == mine && other < group",
@@ -435,7 +436,8 @@ MUTANTS = [
            ROUTED),
     Mutant("the choice bias is ignored", "route.h", "if (p.has_choice_bias) choice =",
            "if (false) choice =", ROUTED),
-    Mutant("the choice bias in the weights", "route.h", "ScaledBits(Multiply(score, factor), scale)",
+    Mutant("the choice bias in the weights", "route.h",
+           "ScaledBits(Multiply(score, factor), scale)",
            "ScaledBits(Multiply(score, factor), as_type<uint>(row.choice_bias[0]))", ROUTED),
     Mutant("scores of 0 are divided by 0", "route.h", "Add(sum, Wide{0xbce5086492111800ul, -67})",
            "sum", ROUTED),
@@ -476,6 +478,94 @@ MUTANTS = [
            FUSED_ROUTERS),
     Mutant("the first row for all", "route.metal", "int(row), i / strips", "0, i / strips",
            FUSED_ROUTERS),
+    Mutant("groups by their two best experts", "route.h", "|| best_of_group == 1", "", ROUTERS),
+    Mutant("no least sum", "route.h", "if (!of_chosen) sum = LargerWide",
+           "if (false) sum = LargerWide", ROUTERS),
+    Mutant("an expert's scale without its sign", "route.h", "bits ^ (scale & 0x80000000u)", "bits",
+           ROUTERS),
+    Mutant("the scale of the selection's number", "route.h", "row.scales[row.ids[i]]",
+           "row.scales[i]", ROUTERS),
+    # Sampling.
+    Mutant("ties go to the higher token", "sample_keys.h", "uint(~id)", "uint(id)", SAMPLERS),
+    Mutant("zeros differ", "sample_keys.h", "if (logit << 1 == 0) return 0x80000000u;", "",
+           SAMPLERS),
+    Mutant("no barrier before words are written", "sample_keys.h", BARRIER, "", SAMPLERS, 0),
+    Mutant("no barrier before words are read", "sample_keys.h", BARRIER, "", SAMPLERS, 1),
+    Mutant("sums without a carry", "sample_search.h", "before + low < before ? 1u : 0u", "0u",
+           SAMPLERS),
+    Mutant("no barrier before bins are filled", "sample_search.h", BARRIER, "", SAMPLERS, 0),
+    Mutant("no barrier before bins are read", "sample_search.h", BARRIER, "", SAMPLERS, 1),
+    Mutant("the target may be reached", "sample_search.h", "target - before >= BinAt",
+           "target - before > BinAt", SAMPLERS),
+    Mutant("tokens below a level's prefix", "sample_search.h",
+           "(level > 0 && key >> left != prefix)", "false", SAMPLERS),
+    Mutant("a cut keeps all ties", "sample_search.h", "key == cut.key && id <= cut.id",
+           "key == cut.key", SAMPLERS),
+    Mutant("the first tie", "sample_search.h", "before == left", "before == 0", SAMPLERS),
+    Mutant("no mask", "sample_search.h", "!row.masked ||", "true ||", SAMPLERS),
+    Mutant("top-k keeps one more", "sample_tokens.h", "ulong(options.top_k) - 1",
+           "ulong(options.top_k)", SAMPLERS),
+    Mutant("top-p keeps one more", "sample_tokens.h", "nucleus - 1, place", "nucleus, place",
+           SAMPLERS),
+    Mutant("no min-p", "sample_tokens.h", "ShareOf(options.min_p, 1ul << scale.bits)", "0",
+           SAMPLERS),
+    Mutant("tokens are not counted", "sample_tokens.h", "seen[token] += 2", "seen[token] += 0",
+           SAMPLERS),
+    Mutant("a wrong draft goes on", "sample_tokens.h", "goes_on && token == draft", "goes_on",
+           SAMPLERS),
+    Mutant("states that were not reset", "sample_tokens.h", "state->magic == kSamplerMagic &&", "",
+           SAMPLERS),
+    Mutant("no barrier before the next row", "sample_tokens.h",
+           "metal::threadgroup_barrier(metal::mem_flags::mem_device);  // The next", "// The next",
+           SAMPLERS),
+    Mutant("the last wrong token of a prompt", "sample_tokens.metal", "metal::min(wrong, int(i))",
+           "int(i)", SAMPLERS),
+    Mutant("prompts leave no marks", "sample_tokens.metal", "(seen + id), 1u", "(seen + id), 0u",
+           SAMPLERS),
+    Mutant("the sum's lower halves without a carry", "sample_log_probabilities.h",
+           "high += low >> 32;", "", SAMPLERS),
+    Mutant("the winner again", "sample_log_probabilities.h", "if (key < winner) next",
+           "if (key <= winner) next", SAMPLERS),
+    Mutant("probabilities of NaN", "sample_log_probabilities.h", "softmax.valid && softmax.largest",
+           "softmax.largest", SAMPLERS),
+    Mutant("random words of the last round", "sampler_state.h", "words[at] = word;", "", SAMPLERS),
+    Mutant("a random number of 64 bits", "sample_weights.h", "random >> 11 << 11", "random << 11",
+           SAMPLERS),
+    Mutant("shares are rounded down", "sample_weights.h", "(exact ? 0ul : 1ul)", "0ul", SAMPLERS),
+    Mutant("quotients are rounded down", "sample_weights.h", "dividend / divisor | rest",
+           "dividend / divisor << 20 >> 20", SAMPLERS),
+    Mutant("logarithms of half their bits", "soft_double.h", "bit < kBits", "bit < 20", SAMPLERS),
+    # Recurrent mixers.
+    Mutant("the newest input twice", "recurrent_sequences.h", "before = row - 1", "before = row",
+           RECURRENT),
+    Mutant("rows that take no part are convolved", "recurrent_sequences.h",
+           "if (taking[before] < 0) continue;", "", RECURRENT),
+    Mutant("the oldest inputs of a state", "recurrent_sequences.h", "tap + found) * conv.channels]",
+           "tap) * conv.channels]", RECURRENT),
+    Mutant("windows do not move", "recurrent_sequences.h", "rows.from[long(slot + found)",
+           "rows.from[long(slot)", RECURRENT),
+    Mutant("a wrong page before is no error", "recurrent_sequences.h",
+           "rows.from == nullptr && before != -1", "false", RECURRENT),
+    Mutant("rows may descend", "recurrent_sequences.h", "row < first_rows[sequence - 1] ||", "",
+           RECURRENT),
+    Mutant("no decay of what is known", "recurrent_scan.h", "value - decay * known",
+           "value - known", RECURRENT),
+    Mutant("queries without the row's key", "recurrent_scan.h",
+           "decay * read + product * delta", "decay * read", RECURRENT),
+    Mutant("no skip", "recurrent_scan.h", "float4(memory.skips[place.head])", "float4(0.0f)",
+           RECURRENT),
+    Mutant("steps without limits", "recurrent_scan.h",
+           "metal::min(metal::max(before, p.min_step), p.max_step)", "before", RECURRENT),
+    Mutant("columns beyond the last are stored", "recurrent_scan.h", "if (columns > 1) to[1]",
+           "to[1]", RECURRENT),
+    Mutant("keys of the first group", "recurrent_scan.h", "key_head * p.state_rows + state_row",
+           "state_row", RECURRENT),
+    Mutant("no barrier before squares are read", "recurrent_finish.metal",
+           "threadgroup_barrier(mem_flags::mem_threadgroup);", "", RECURRENT),
+    Mutant("the gate before every norm", "recurrent_finish.metal",
+           "!p.has_norm || !p.norm_before_gate", "true", RECURRENT),
+    Mutant("the first head's norm for all", "recurrent_finish.metal", "p.shares_norm ? column :",
+           "true ? column :", RECURRENT),
     # Batches.
     Mutant("the first matrix's codes", "batch.h", "weights.codes + i * batch.codes",
            "weights.codes", BATCHES),
@@ -499,6 +589,10 @@ MUTANTS = [
     Mutant("every matrix is its first split", "batched_gemm_direct.metal", "group.z % splits", "0u",
            BATCHES),
 ]
+
+
+def find(root: Path, name: str) -> Path:
+    return next(root / folder / name for folder in FOLDERS if (root / folder / name).exists())
 
 
 def replace(text: str, mutant: Mutant) -> str:
@@ -547,9 +641,9 @@ def run(programs: Programs, cases: str, sources: Path) -> tuple[bool, str]:
 
 def try_mutant(programs: Programs, mutant: Mutant) -> tuple[bool, str]:
     with tempfile.TemporaryDirectory() as directory:
-        kernels = Path(directory) / KERNELS
-        shutil.copytree(ROOT / "src" / KERNELS, kernels)
-        file = kernels / mutant.file
+        for folder in FOLDERS:
+            shutil.copytree(ROOT / "src" / folder, Path(directory) / folder)
+        file = find(Path(directory), mutant.file)
         file.write_text(replace(file.read_text(), mutant))
         return run(programs, mutant.cases, Path(directory))
 
@@ -564,7 +658,7 @@ def main() -> int:
     options = parser.parse_args()
     programs = Programs(options.program, options.unit_test)
     for mutant in MUTANTS:
-        replace((ROOT / "src" / KERNELS / mutant.file).read_text(), mutant)
+        replace(find(ROOT / "src", mutant.file).read_text(), mutant)
 
     every = 1 if os.environ.get("MARLIN_MUTANTS") == "all" else options.every
     chosen = options.only or list(range(1, len(MUTANTS) + 1, every))

@@ -61,6 +61,19 @@ TYPES: dict[str, dict[str, Any]] = {
         "attention_bias": True,
     },
 }
+# A type that this package's runner lacks.
+OTHER = {
+    "model_type": "starcoder2",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "norm_epsilon": 1e-5,
+    "vocab_size": 96,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+}
 # The names that a directory has for mlx_lm's roles.
 MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
@@ -102,7 +115,7 @@ def make_source(case: str, folder: Path) -> Path:
     from mlx.utils import tree_flatten
     from mlx_lm.utils import load_model  # noqa: F401
 
-    config = {"model_type": case, **SMALL, **TYPES[case]}
+    config = OTHER if case == "other" else {"model_type": case, **SMALL, **TYPES[case]}
     module = __import__(f"mlx_lm.models.{config['model_type']}", fromlist=["Model"])
     mx.random.seed(len(case))
     model = module.Model(module.ModelArgs.from_dict(config))
@@ -165,6 +178,25 @@ def test_a_type_has_the_tokens_of_the_runner(case: str, tmp_path: Path) -> None:
     assert len(tokens) > 3 and greedy(model, prompt, len(tokens)) == tokens
     kinds = {type(module).__name__ for _, module in model.named_modules()}
     assert "MarlinEmbedding" in kinds and "QuantizedEmbedding" not in kinds
+
+
+def test_a_type_that_the_runner_lacks(tmp_path: Path) -> None:
+    """Against mlx_lm's own model with the dequantized weights."""
+    from metal_marlin.mlx_lm import load_model
+    from mlx_lm import utils
+
+    out = quantized(make_source("other", tmp_path / "source"), tmp_path / "q")
+    model, _ = load_model(out)
+    mm.dequantize_model(out, tmp_path / "plain", dtype="fp32")
+    plain, _ = utils.load_model(tmp_path / "plain")
+    ids = mx.array([[7, 8, 9, 10, 11]])
+    want = plain(ids)
+    model.set_dtype(mx.float32)
+    assert float(mx.abs(model(ids) - want).max()) < 1e-4 * float(mx.abs(want).max())
+    assert any(type(module).__name__ == "MarlinLinear" for module in model.modules())
+    change_config(out, use_bias=True, rope_turns=3)
+    with pytest.raises(mm.UnsupportedError, match="rope_turns: mlx_lm's starcoder2 does not read"):
+        load_model(out)
 
 
 def test_a_step_is_compiled(path: str, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@
 
 namespace metal_sim {
 
-inline constexpr std::array<const char*, 39> kCompileFlags = {
+inline constexpr std::array<const char*, 40> kCompileFlags = {
     "-std=c++20",
     "-O2",
     // addr2line (binutils 2.40) misreads the file numbers of version 5.
@@ -20,7 +20,9 @@ inline constexpr std::array<const char*, 39> kCompileFlags = {
     "-shared",
     "-fvisibility=hidden",
     // Every access calls the shim's callbacks; ThreadSanitizer itself is not linked.
-    "-fsanitize=thread,integer-divide-by-zero",
+    "-fsanitize=thread,integer-divide-by-zero,alignment,array-bounds,local-bounds",
+    // Without a callback: the instruction's signal is one (crash_guard.h).
+    "-fsanitize-trap=local-bounds",
     "-fno-sanitize-recover=all",
     "-fno-sanitize-link-runtime",
     "-mllvm",

@@ -30,7 +30,8 @@ uint64_t Volume(const Size3& size) {
 const char* ArgumentName(const Kernel& kernel, Source source, int index) {
   for (int i = 0; i < kernel.argument_count; ++i) {
     const Argument& argument = kernel.arguments[i];
-    if (argument.source == source && argument.index == index) return argument.name;
+    const bool bound = argument.source == source && argument.index == index;
+    if (bound && argument.IsPresent()) return argument.name;
   }
   return nullptr;
 }
@@ -156,7 +157,7 @@ Result<std::vector<BufferContent>> CollectBuffers(const Kernel& kernel, const La
   }
   for (int i = 0; i < kernel.argument_count; ++i) {
     const Argument& argument = kernel.arguments[i];
-    if (argument.source != Source::kBuffer) continue;
+    if (argument.source != Source::kBuffer || !argument.IsPresent()) continue;
     if (launch.buffers.count(argument.index) == 0 && launch.values.count(argument.index) == 0) {
       return Invalid(fmt::format("{}: argument {} (buffer {}) is not bound", kernel.name,
                                  argument.name, argument.index));
@@ -176,7 +177,7 @@ Status CheckThreadgroupMemory(const Kernel& kernel, const Launch& launch) {
   }
   for (int i = 0; i < kernel.argument_count; ++i) {
     const Argument& argument = kernel.arguments[i];
-    if (argument.source != Source::kThreadgroupMemory) continue;
+    if (argument.source != Source::kThreadgroupMemory || !argument.IsPresent()) continue;
     if (launch.threadgroup_memory.count(argument.index) == 0) {
       return Invalid(fmt::format("{}: the length of {} (threadgroup memory {}) is not set",
                                  kernel.name, argument.name, argument.index));

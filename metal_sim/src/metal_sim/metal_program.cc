@@ -30,7 +30,7 @@ bool IsForChecks(const std::string& flag) {
          flag == "-ftrivial-auto-var-init=pattern";
 }
 
-/// Those that do not name the compiler's folder.
+/// Arguments that do not name the compiler's folder.
 std::vector<std::string> CompilerArguments(const CompileOptions& options) {
   std::vector<std::string> arguments(kCompileFlags.begin(), kCompileFlags.end());
   if (options.count_slots) {
@@ -78,8 +78,6 @@ Result<std::unique_ptr<MetalProgram>> MetalProgram::Compile(const fs::path& sour
                                                             const CompileOptions& options) {
   METAL_SIM_ASSIGN_OR_RETURN(MetalCompiler compiler, MetalCompiler::Make(options.clang));
   METAL_SIM_ASSIGN_OR_RETURN(std::string preprocessed, compiler.Preprocess(source, options));
-  // Slots are those of the loops that a GPU runs.
-  if (!options.count_slots) preprocessed = WithoutUnrolling(std::move(preprocessed));
   METAL_SIM_ASSIGN_OR_RETURN(
       const RewrittenSource rewritten,
       RewriteMetal(std::move(preprocessed), RewritePurpose::kRun, options.kernels));

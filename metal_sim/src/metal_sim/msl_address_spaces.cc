@@ -105,4 +105,16 @@ std::vector<std::string> FindPointersWithoutSpace(const MslSource& source) {
   return PointerFinder(source).Run();
 }
 
+std::vector<std::string> FindRefusedWords(const MslSource& source) {
+  std::vector<std::string> findings;
+  for (size_t i = 0; i < source.size(); ++i) {
+    const bool refused = source.IsOneOf(i, {"double", "virtual", "dynamic_cast", "typeid", "goto",
+                                            "throw", "try", "catch", "thread_local", "new"});
+    if (!refused) continue;
+    findings.push_back(
+        fmt::format("{}: error: Metal has no '{}'", source.Location(i), source.Text(i)));
+  }
+  return findings;
+}
+
 }  // namespace metal_sim

@@ -43,6 +43,7 @@ class ExpressionRewriter {
     for (size_t i = 0; i < source_.size(); ++i) {
       const TokenKind kind = source_.At(i).kind;
       if (kind == TokenKind::kNumber) RewriteLiteral(i);
+      if (runs_ && source_.Text(i) == "0" && IsBranch(i)) source_.Replace(i, "::metal_sim::kZero");
       if (vectors_.IsVector(i)) RewriteBraces(i);
       if (!runs_ || source_.Is(i - 1, "operator")) continue;
       if (kind == TokenKind::kPunctuator) RewriteOperator(i);
@@ -68,6 +69,29 @@ class ExpressionRewriter {
     } else {
       source_.Replace(index, fmt::format("bfloat({})", digits));
     }
+  }
+
+  /// Whether a number is, alone, one side of ?: whose other side is not.
+  bool IsBranch(size_t index) const {
+    if (source_.Is(index - 1, "?")) {
+      const bool other = source_.At(index + 2).kind == TokenKind::kNumber;
+      return source_.Is(index + 1, ":") && !other;
+    }
+    const bool ends = source_.IsOneOf(index + 1, {";", ")", ",", "]", "}"});
+    return ends && source_.Is(index - 1, ":") && BeginsBranch(index - 1) &&
+           source_.At(index - 2).kind != TokenKind::kNumber;
+  }
+
+  /// Whether the colon belongs to a question mark in front of it.
+  bool BeginsBranch(size_t colon) const {
+    int open = 1;
+    for (size_t i = colon; i-- > 0;) {
+      if (source_.Partner(i) < i) i = source_.Partner(i);
+      if (source_.Is(i, ":")) ++open;
+      if (source_.Is(i, "?") && --open == 0) return true;
+      if (source_.IsOneOf(i, {";", "{", "(", "[", ","})) return false;
+    }
+    return false;
   }
 
   /// Whether the token follows the previous token without a gap.

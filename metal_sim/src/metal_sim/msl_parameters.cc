@@ -46,8 +46,7 @@ constexpr std::string_view kQualifiers[] = {"const",  "volatile",    "device", "
 struct Parameter {
   TokenRange tokens;
   KernelArgument argument;
-  bool bound;        // False for a buffer that needs an index.
-  bool conditional;  // [[function_constant(...)]]: there or not, as the constant says.
+  bool bound;  // False for a buffer that needs an index.
 };
 
 /// Splits the list between `open` and its partner at its own commas.
@@ -127,7 +126,7 @@ Status Bind(const MslSource& source, const Attribute& attribute, Parameter& para
   const std::string& name = attribute.name;
   if (name == "maybe_unused") return Status();
   if (name == "function_constant") {
-    parameter.conditional = true;
+    for (const Token& token : attribute.arguments) parameter.argument.condition += token.text;
     return Status();
   }
   std::optional<Source> found = InputOf(name);
@@ -159,7 +158,6 @@ Result<Parameter> ReadParameter(const MslSource& source, TokenRange tokens) {
   Parameter parameter = {
       tokens,
       {Source::kBuffer, 0, NameOf(source, tokens), source.Spell(tokens.first, tokens.end)},
-      false,
       false};
   // Attributes after the last token stand in front of the ',' or ')'.
   for (const Attribute& attribute : source.Attributes(tokens.first, tokens.end)) {
@@ -184,7 +182,7 @@ Status CheckIndices(const MslSource& source, std::span<const Parameter> paramete
       const Parameter& a = parameters[j];
       const Parameter& b = parameters[i];
       const bool clash = a.bound && b.bound && SamePlace(a.argument, b.argument);
-      if (!clash || (a.conditional && b.conditional)) continue;
+      if (!clash || (!a.argument.condition.empty() && !b.argument.condition.empty())) continue;
       return source.Error(b.tokens.first,
                           fmt::format("{} and {} have the same index {}", Described(source, a),
                                       Described(source, b), b.argument.index));

@@ -78,15 +78,32 @@ std::string UsingDirective(const std::string& expression) {
   return fmt::format("using namespace ::metal_sim_program::{}; ", expression.substr(0, end));
 }
 
+/// A pointer to a function that says whether the argument is there. A constant that is computed from
+/// function constants has become a function (msl_constants.h).
+std::string PresenceText(const KernelArgument& argument, const std::string& scope,
+                         const std::vector<ConstantEntry>& constants) {
+  if (argument.condition.empty()) return "nullptr";
+  bool plain = false;
+  for (const ConstantEntry& constant : constants) {
+    plain = plain || constant.name == argument.condition ||
+            constant.name.ends_with("::" + argument.condition);
+  }
+  return fmt::format("[]() -> bool {{ {}using namespace ::metal_sim_program; return {}{}; }}",
+                     scope, argument.condition, plain ? "" : "__value()");
+}
+
 /// The arguments of kernel `number` and the function that runs it.
-std::string KernelFunctions(const KernelEntry& kernel, size_t number) {
+std::string KernelFunctions(const KernelEntry& kernel, size_t number,
+                            const std::vector<ConstantEntry>& constants) {
   // An array cannot be empty: a kernel without parameters gets one that is not counted.
   const size_t extent = kernel.arguments.empty() ? 1 : kernel.arguments.size();
   std::string text =
       fmt::format("static constexpr ::metal_sim::Argument kArguments_{}[{}] = {{", number, extent);
   for (const KernelArgument& argument : kernel.arguments) {
-    text += fmt::format("{{::metal_sim::Source::{}, {}, \"{}\"}}, ", SourceName(argument.source),
-                        argument.index, argument.name);
+    text += fmt::format(
+        "{{::metal_sim::Source::{}, {}, \"{}\", {}}}, ", SourceName(argument.source),
+        argument.index, argument.name,
+        PresenceText(argument, UsingDirective(kernel.expression), constants));
   }
   text += fmt::format(
       "}};\nstatic void Run_{}() {{ {}::metal_sim::Invoke(&::metal_sim_program::{}, "
@@ -109,7 +126,7 @@ std::string ModuleText(const std::vector<KernelEntry>& kernels,
   std::string functions;
   std::string kernel_rows;
   for (size_t i = 0; i < kernels.size(); ++i) {
-    functions += KernelFunctions(kernels[i], i);
+    functions += KernelFunctions(kernels[i], i, constants);
     kernel_rows += fmt::format("{{{}, kArguments_{}, {}, Run_{}, {}}},\n", Quoted(kernels[i].name),
                                i, kernels[i].arguments.size(), i, kernels[i].max_threads);
   }
@@ -178,10 +195,11 @@ Result<RewrittenSource> RewriteMetal(std::string_view preprocessed, RewritePurpo
   RewrittenSource result;
   METAL_SIM_ASSIGN_OR_RETURN(result.kernels, CollectKernels(source, declarations));
   METAL_SIM_ASSIGN_OR_RETURN(result.constants, RewriteConstants(source, declarations));
-  METAL_SIM_RETURN_IF_ERROR(RewriteThreadgroupVariables(source));
+  METAL_SIM_RETURN_IF_ERROR(RewriteThreadgroupVariables(source, purpose));
   RewriteExpressions(source, purpose);
   if (!runs) {
-    result.without_space = FindPointersWithoutSpace(source);
+    result.refused = FindPointersWithoutSpace(source);
+    for (std::string& word : FindRefusedWords(source)) result.refused.push_back(std::move(word));
     RewriteConstructors(source);
   }
   // The line that opens the namespace is in front of the source's first.

@@ -17,6 +17,7 @@ struct KernelArgument {
   int index;                ///< The index of a buffer or of threadgroup memory, or 0.
   std::string name;         ///< Empty if the parameter has none.
   std::string declaration;  ///< The parameter's tokens without attributes: "device half* x".
+  std::string condition = {};  ///< The name in [[function_constant(name)]]; empty: it has none.
 };
 
 /// A kernel that can be launched: a function, or an instantiation of a function template.
@@ -46,9 +47,10 @@ struct RewrittenSource {
   std::string text;
   std::vector<KernelEntry> kernels;
   std::vector<ConstantEntry> constants;
-  /// With kTypeCheck: pointers and references of functions that name no address space,
+  /// With kTypeCheck: pointers and references of functions that name no address space, and words of
+  /// C++ that Metal does not have,
   /// "file.metal:12: ..." each.
-  std::vector<std::string> without_space;
+  std::vector<std::string> refused;
 };
 
 /// `preprocessed` is the output of `clang++ -E` on a Metal source (line markers kept; comments and

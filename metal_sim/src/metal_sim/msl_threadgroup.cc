@@ -4,6 +4,7 @@
 
 #include <fmt/core.h>
 
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -37,7 +38,8 @@ bool IsIntegerWord(const MslSource& source, size_t index) {
 
 class ThreadgroupRewriter {
  public:
-  explicit ThreadgroupRewriter(MslSource& source) : source_(source) {}
+  ThreadgroupRewriter(MslSource& source, RewritePurpose purpose)
+      : source_(source), checks_(purpose == RewritePurpose::kTypeCheck) {}
 
   Status Run() {
     for (size_t i = 0; i < source_.size(); ++i) {
@@ -206,16 +208,29 @@ class ThreadgroupRewriter {
                       fmt::format("{}; auto& {} = ::metal_sim::ThreadgroupVariable<{}__type>({}, "
                                   "\"{}\"){};",
                                   aligned ? "; }" : "", name, name, next_id_++, name,
-                                  aligned ? fmt::format(".{}", name) : ""));
+                                  aligned ? fmt::format(".{}", name) : "") +
+                          (checks_ ? LimitText(list.names[i]) : ""));
     }
   }
 
+  /// A check of the sizes of all variables so far in the block.
+  std::string LimitText(size_t name) {
+    std::string& sizes = sizes_[source_.Enclosing(name)];
+    sizes += fmt::format("{}sizeof({}__type)", sizes.empty() ? "" : " + ", source_.Text(name));
+    return fmt::format(
+        " static_assert({} <= 32768, \"more than 32768 bytes of threadgroup memory\");", sizes);
+  }
+
   MslSource& source_;
+  const bool checks_;
+  std::map<size_t, std::string> sizes_;  // By the brace of the block.
   int next_id_ = 0;
 };
 
 }  // namespace
 
-Status RewriteThreadgroupVariables(MslSource& source) { return ThreadgroupRewriter(source).Run(); }
+Status RewriteThreadgroupVariables(MslSource& source, RewritePurpose purpose) {
+  return ThreadgroupRewriter(source, purpose).Run();
+}
 
 }  // namespace metal_sim

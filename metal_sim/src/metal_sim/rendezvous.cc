@@ -4,6 +4,7 @@
 
 #include <bit>
 #include <cstring>
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -15,20 +16,6 @@ uint32_t FirstLanes(uint32_t count) { return count == 32 ? ~uint32_t{0} : (1U <<
 
 Thread& LaneOf(Threadgroup* group, uint32_t simdgroup, uint32_t lane) {
   return group->threads[simdgroup * kSimdgroupThreads + lane];
-}
-
-/// Whether two waiting lanes came to the same operation.
-bool Together(const Thread& a, const Thread& b) {
-  if (a.state != b.state) return false;
-  // Different simdgroup_barriers are reported as such, and still meet.
-  if (a.state == ThreadState::kAtSimdgroupBarrier) return true;
-  if (a.waiting.site != b.waiting.site) return false;
-  return a.waiting.name == b.waiting.name || std::strcmp(a.waiting.name, b.waiting.name) == 0;
-}
-
-const char* OperationName(const Thread& thread) {
-  return thread.state == ThreadState::kAtSimdgroupBarrier ? "simdgroup_barrier"
-                                                          : thread.waiting.name;
 }
 
 }  // namespace
@@ -59,11 +46,16 @@ Rendezvous::LanesByState Rendezvous::LanesOf(const Threadgroup& group, uint32_t 
 Rendezvous::Outcome Rendezvous::SettleSimdgroup(Threadgroup* group, uint32_t simdgroup) {
   const LanesByState lanes_by_state = LanesOf(*group, simdgroup);
   const auto in = [&](ThreadState state) { return lanes_by_state[static_cast<size_t>(state)]; };
+  // Lanes in a collective need no others: those that wait at a barrier wait for them.
   const uint32_t at_barrier = in(ThreadState::kAtSimdgroupBarrier);
-  const uint32_t waiting = at_barrier | in(ThreadState::kInCollective);
-  if (waiting == 0) return Outcome::kNothing;
+  const uint32_t in_collective = in(ThreadState::kInCollective);
+  if (in_collective != 0) {
+    PassCollective(group, simdgroup, FirstTogether(group, simdgroup, in_collective));
+    return Outcome::kReleased;
+  }
+  if (at_barrier == 0) return Outcome::kNothing;
   const uint32_t elsewhere = in(ThreadState::kAtThreadgroupBarrier);
-  if (at_barrier != 0 && elsewhere != 0) {
+  if (elsewhere != 0) {
     const auto here = static_cast<uint32_t>(std::countr_zero(at_barrier));
     const auto there = static_cast<uint32_t>(std::countr_zero(elsewhere));
     const Thread& first = LaneOf(group, simdgroup, here);
@@ -76,26 +68,26 @@ Rendezvous::Outcome Rendezvous::SettleSimdgroup(Threadgroup* group, uint32_t sim
     }
     return Outcome::kDeadlock;
   }
-  const auto leader = static_cast<uint32_t>(std::countr_zero(waiting));
-  const Thread& first = LaneOf(group, simdgroup, leader);
+  PassSimdgroupBarrier(group, simdgroup, at_barrier);
+  return Outcome::kReleased;
+}
+
+uint32_t Rendezvous::FirstTogether(Threadgroup* group, uint32_t simdgroup, uint32_t waiting) {
+  const std::less<const void*> before;
+  const Waiting* first = nullptr;
+  for (uint32_t rest = waiting; rest != 0; rest &= rest - 1) {
+    const Waiting& own =
+        LaneOf(group, simdgroup, static_cast<uint32_t>(std::countr_zero(rest))).waiting;
+    if (first == nullptr || before(own.site, first->site)) first = &own;
+  }
   uint32_t lanes = 0;
-  const Thread* stranger = nullptr;
   for (uint32_t rest = waiting; rest != 0; rest &= rest - 1) {
     const auto lane = static_cast<uint32_t>(std::countr_zero(rest));
-    const Thread& thread = LaneOf(group, simdgroup, lane);
-    if (Together(first, thread)) {
-      lanes |= 1U << lane;
-    } else if (stranger == nullptr) {
-      stranger = &thread;
-    }
+    const Waiting& own = LaneOf(group, simdgroup, lane).waiting;
+    const bool same = own.site == first->site && std::strcmp(own.name, first->name) == 0;
+    if (same) lanes |= 1U << lane;
   }
-  if (stranger != nullptr) ReportMixedLanes(first, *stranger);
-  if (first.state == ThreadState::kAtSimdgroupBarrier) {
-    PassSimdgroupBarrier(group, simdgroup, lanes);
-  } else {
-    PassCollective(group, simdgroup, lanes);
-  }
-  return Outcome::kReleased;
+  return lanes;
 }
 
 void Rendezvous::PassSimdgroupBarrier(Threadgroup* group, uint32_t simdgroup, uint32_t lanes) {
@@ -204,16 +196,6 @@ void Rendezvous::Release(Thread* thread) {
   thread->state = ThreadState::kRunnable;
   ++thread->group->runnable;
   ++thread->group->simdgroups[thread->simdgroup()].runnable;
-}
-
-void Rendezvous::ReportMixedLanes(const Thread& first, const Thread& other) {
-  if (!log_.Count(FindingKind::kDivergentCollective, first.waiting.site, other.waiting.site)) {
-    return;
-  }
-  log_.Describe(
-      fmt::format("{} is at one {} and thread {} of its simdgroup at another {}: they do not meet",
-                  checker_.ThreadText(first.group->index, first.index), OperationName(first),
-                  other.index, OperationName(other)));
 }
 
 void Rendezvous::ReportBarrier(const Thread& first, const void* other_site,

@@ -95,6 +95,10 @@ void Fault(const char* what, const void* site) {
   if (Simulation* current = Simulation::Current()) current->Fault(what, site);
 }
 
+void Undefined(const char* what) {
+  if (Simulation* current = Simulation::Current()) current->ReportUndefined(what);
+}
+
 }  // namespace
 
 const Runtime* SimulatorRuntime() {
@@ -112,6 +116,7 @@ const Runtime* SimulatorRuntime() {
       .fence = Fence,
       .count_matrix_operation = CountMatrixOperation,
       .fault = Fault,
+      .undefined = Undefined,
   };
   return &kRuntime;
 }

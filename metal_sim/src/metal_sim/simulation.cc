@@ -137,6 +137,7 @@ inline __attribute__((always_inline)) void Simulation::TakeTurn(Thread* thread) 
 }
 
 void Simulation::Run() {
+  const CrashGuard guard;
   Simulation* const outer = std::exchange(current_, this);
   DrawInterruption();
   while (!over_ && FillPlaces()) {
@@ -343,6 +344,26 @@ void Simulation::Fault(const char* what, const void* site) {
   if (thread_ == nullptr) return;
   if (log_.Count(FindingKind::kUndefinedOperation, site, nullptr)) {
     log_.Describe(fmt::format("{} by {}: the launch ends here", what,
+                              checker_->ThreadText(thread_->group->index, thread_->index)));
+  }
+  EndLaunch();
+}
+
+void Simulation::ReportUndefined(const char* what) {
+  if (thread_ == nullptr) return;
+  const Waiting& waiting = thread_->waiting;
+  if (!log_.Count(FindingKind::kUndefinedOperation, waiting.site, nullptr)) return;
+  log_.Describe(fmt::format("{}: {}, in the simdgroup of {}", waiting.name, what,
+                            checker_->ThreadText(thread_->group->index, thread_->index)));
+}
+
+void Simulation::Crash(const CrashSite& crash) {
+  const bool beyond = crash.cause == CrashSite::Cause::kBounds;
+  const FindingKind kind = beyond ? FindingKind::kOutOfBounds : FindingKind::kWildAccess;
+  if (log_.Count(kind, crash.site, nullptr)) {
+    log_.Describe(fmt::format("{} by {}: the launch ends here",
+                              beyond ? "access beyond the end of a private variable"
+                                     : "access of memory that is not there",
                               checker_->ThreadText(thread_->group->index, thread_->index)));
   }
   EndLaunch();

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "metal_sim/access_checker.h"
+#include "metal_sim/crash_guard.h"
 #include "metal_sim/device_memory.h"
 #include "metal_sim/finding_log.h"
 #include "metal_sim/launch.h"
@@ -76,6 +77,13 @@ class Simulation {
   void Fence(uint32_t flags, int order, int scope, const void* site);
   void CountMatrixOperation(uint64_t multiply_adds);
   void Fault(const char* what, const void* site);
+  void ReportUndefined(const char* what);
+  /// Whether a signal of the operating system is an error of the kernel: it came on a fiber.
+  bool IsOnFiber() const { return fiber_ != nullptr; }
+  /// The top of a stack that nothing needs once the launch has ended.
+  std::byte* SpareStack() const { return collective_stack_ + memory_->stacks.usable_bytes(); }
+  /// On the spare stack: reports the signal and ends the launch.
+  [[noreturn]] void Crash(const CrashSite& crash);
 
  private:
   Status PlaceMemory(const std::vector<BufferContent>& contents);

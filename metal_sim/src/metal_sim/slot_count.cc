@@ -54,7 +54,7 @@ Instruction ParseInstruction(std::string_view line) {
     instruction.result = TakeUntil(&line, " = ");
   }
   instruction.name = TakeUntil(&line, " ");
-  if (instruction.name == "tail" || instruction.name == "notail" || instruction.name == "musttail") {
+  if (instruction.name.ends_with("tail")) {  // The kind of a call.
     instruction.name = TakeUntil(&line, " ");
   }
   // Metadata names no values.
@@ -88,7 +88,7 @@ std::optional<int64_t> LastConstant(std::string_view operands) {
   return ConstantOf(operands.substr(space == operands.npos ? 0 : space + 1));
 }
 
-/// What a function's instructions say about its values.
+/// Facts about a function's values.
 class Values {
  public:
   void Add(const Instruction& instruction) {

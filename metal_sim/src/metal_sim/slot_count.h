@@ -27,7 +27,7 @@ struct SlotModule {
   /// The module with the variables metal_sim_slot_blocks (i64: how many blocks there are),
   /// metal_sim_slot_costs and metal_sim_slot_runs (i64 of each).
   std::string text;
-  std::vector<int64_t> costs;  ///< Of each block.
+  std::vector<int64_t> costs;  ///< Slots of a run of each block.
 };
 
 /// Functions that the simulator does not instrument cost nothing beyond their calls.

@@ -113,7 +113,7 @@ Result<std::vector<std::string>> TypeCheck(const std::filesystem::path& source,
   if (output.exit_code != 0 && diagnostics.empty()) {
     return Status(Code::kInternal, MetalCompiler::FirstError(output.error));
   }
-  std::vector<std::string> findings = rewritten.without_space;
+  std::vector<std::string> findings = rewritten.refused;
   for (const Diagnostic& diagnostic : diagnostics) {
     const bool allowed =
         IsPrivateTemporary(diagnostic) || IsBfloatConversion(diagnostic) || IsGeneric(diagnostic);

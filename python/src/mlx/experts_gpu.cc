@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "backends/metal/kernels/expert_parameters.h"
+#include "backends/metal/runtime/error_words.h"
 #include "mlx/experts.h"
 #include "mlx/gpu_memory.h"
 #include "mlx/launches_gpu.h"
@@ -35,6 +36,9 @@ mx::array Filled(int64_t count, mx::Dtype type, int32_t word) {
   return made;
 }
 
+/// The numbers of an error word.
+constexpr size_t kErrorNumbers = sizeof(metal::ErrorWords::Word) / sizeof(int32_t);
+
 /// Rows, type, one row, aligned.
 using Key = std::tuple<int64_t, DType, bool, bool>;
 
@@ -42,7 +46,7 @@ struct Plan {
   std::vector<PlannedLaunch> launches;
   int64_t workspace_bytes = 0;
   mx::array ones;
-  mx::array errors;  ///< [passes][2]: row, id.
+  mx::array errors;  ///< [passes][kErrorNumbers]: row, id.
 };
 
 }  // namespace
@@ -67,7 +71,7 @@ class GpuExperts {
     constexpr int32_t kOne = 0x3f800000;  // 1 as a float
     return {WithPipelines(mx::metal::device(mx::Device::gpu), std::move(planned.launches), text),
             planned.workspace_bytes, Filled(call.rows, mx::float32, kOne),
-            Filled(2 * planned.passes, mx::int32, kernels::kNoSelection)};
+            Filled(static_cast<int64_t>(kErrorNumbers) * planned.passes, mx::int32, kernels::kNoSelection)};
   }
 
   std::shared_ptr<MetalExperts> experts_;
@@ -81,7 +85,7 @@ namespace {
 /// Throws for an id that an earlier run of the plan has found, once. The GPU may be writing.
 void CheckErrors(const Plan& plan, int64_t experts) {
   auto* const words = const_cast<int32_t*>(plan.errors.data<int32_t>());
-  for (size_t i = 0; i + 1 < plan.errors.size(); i += 2) {
+  for (size_t i = 0; i + 1 < plan.errors.size(); i += kErrorNumbers) {
     if (words[i] == kernels::kNoSelection) continue;
     const std::string id = std::to_string(words[i + 1]);
     const std::string row = std::to_string(words[i]);

@@ -239,11 +239,14 @@ Result<std::unique_ptr<Backend>> OpenMetal(std::string_view name) {
     MARLIN_ASSIGN_OR_RETURN(std::unique_ptr<Driver> simulator, OpenSimulatedDriver());
     return MakeMetalBackend(std::move(simulator));
   }
-  MARLIN_ASSIGN_OR_RETURN(std::unique_ptr<Driver> driver, OpenAppleDriver());
-  std::unique_ptr<Backend> backend = MakeMetalBackend(std::move(driver));
-  const auto self_test = ReadEnvironment("METAL_MARLIN_METAL_SELF_TEST");
-  if (!self_test || self_test->value.empty()) {
+  MARLIN_ASSIGN_OR_RETURN(std::unique_ptr<Driver> opened, OpenAppleDriver());
+  Driver& driver = *opened;
+  std::unique_ptr<Backend> backend = MakeMetalBackend(std::move(opened));
+  const auto given = ReadEnvironment("METAL_MARLIN_METAL_SELF_TEST");
+  const std::string tests = given ? given->value : "";
+  if (tests == "all" || (tests.empty() && !driver.kernels_known_right())) {
     MARLIN_RETURN_IF_ERROR(CheckKernels(*backend).WithContext("metal"));
+    driver.RememberRightKernels();
   }
   return backend;
 }

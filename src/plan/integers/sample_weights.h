@@ -61,25 +61,25 @@ MARLIN_INLINE Wide InverseOf(float x) {
 struct WeightScale {
   uint largest;  ///< The largest logit, whose weight is 2^bits.
   int bits;
-  Wide inverse;  ///< Of the temperature.
+  Wide inverse;     ///< Of the temperature.
+  ulong vanishing;  ///< A distance from which on weights are 0, with kFixedBits fraction bits.
 };
 
 /// The sum over the vocabulary does not overflow.
 MARLIN_INLINE int WeightBits(int vocab) { return 30 + int(metal::clz(uint(vocab))); }
 
-MARLIN_INLINE WeightScale ScaleOf(uint largest, float temperature, int vocab) {
-  WeightScale scale = {largest, WeightBits(vocab), InverseOf(temperature)};
+MARLIN_INLINE WeightScale ScaleOf(uint largest, Wide inverse, int bits) {
+  const ulong vanishing = MultiplyHigh(ulong(bits + 1) << kFixedBits, kLn2);
+  WeightScale scale = {largest, bits, inverse, vanishing};
   return scale;
 }
 
-/// e^((logit - largest) / temperature), for a logit that is no more than the largest.
-MARLIN_INLINE Wide LikelihoodOf(uint logit, WeightScale scale) {
-  if (logit == kMinusInfinityBits) return Wide{0, 0};
-  return ExpOfMinus(FixedOfWide(Multiply(DistanceFrom(scale.largest, logit), scale.inverse)));
-}
-
+/// 2^bits e^((logit - largest) / temperature), for a logit that is no more than the largest.
 MARLIN_INLINE ulong WeightOf(uint logit, WeightScale scale) {
-  const Wide likelihood = LikelihoodOf(logit, scale);
+  if (logit == kMinusInfinityBits) return 0;
+  const ulong y = FixedOfWide(Multiply(DistanceFrom(scale.largest, logit), scale.inverse));
+  if (y >= scale.vanishing) return 0;
+  const Wide likelihood = ExpOfMinus(y);
   const int shift = 63 - scale.bits - likelihood.exponent;
   return shift > 63 ? 0ul : likelihood.mantissa >> shift;
 }
@@ -91,7 +91,8 @@ MARLIN_INLINE ulong ShareOf(float share, ulong mass) {
   const ulong high = MultiplyHigh(wide.mantissa, mass);
   const int shift = -1 - wide.exponent;
   const ulong floored = shift > 63 ? 0ul : high >> shift;
-  const bool exact = wide.mantissa * mass == 0 && (shift > 63 ? high == 0 : floored << shift == high);
+  const bool exact =
+      wide.mantissa * mass == 0 && (shift > 63 ? high == 0 : floored << shift == high);
   return floored + (exact ? 0ul : 1ul);
 }
 

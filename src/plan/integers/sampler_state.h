@@ -52,8 +52,8 @@ MARLIN_INLINE void SeedRandom(MARLIN_DEVICE_MEMORY SamplerState* state, ulong se
   state->next = 0;
 }
 
-/// The numbers of std::mt19937_64, which makes all words at once: a word depends on those of the
-/// last round at and after it, and on those of this round before it.
+/// The numbers of std::mt19937_64, which makes all words at once. A word depends on words of the
+/// last round, at its place and after it, and of this round before it.
 MARLIN_INLINE ulong NextRandom(MARLIN_DEVICE_MEMORY SamplerState* state) {
   MARLIN_DEVICE_MEMORY ulong* const words = state->random;
   const int at = int(state->next);

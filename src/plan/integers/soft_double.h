@@ -1,7 +1,7 @@
 // Double precision on integers: the values that decide a router's selection or a draw, and the
-// exponential. GPUs have no doubles, and integers give the same bits on every device and under every
-// compiler option, fast math included, where sums of two floats depend on the order that the source
-// has. Compiles as C++20 and as Metal Shading Language.
+// exponential. GPUs have no doubles, and integers give the same bits on every device and under
+// every compiler option, fast math included, where sums of two floats depend on the order that the
+// source has. Compiles as C++20 and as Metal Shading Language.
 //
 // A Wide is an unsigned number of 64 bits: its functions truncate, with relative errors below
 // 2^-50. Doubles are IEEE bits in a ulong: AddDoubles rounds to nearest, ties to even, as the
@@ -130,9 +130,7 @@ MARLIN_INLINE Wide WideOf(ulong bits, int digits, int least) {
 }
 
 /// Of the bits of a float, without its sign.
-MARLIN_INLINE Wide WideOfBits(uint x) {
-  return WideOf(x & 0x7fffffffu, kFloatDigits, kFloatLeast);
-}
+MARLIN_INLINE Wide WideOfBits(uint x) { return WideOf(x & 0x7fffffffu, kFloatDigits, kFloatLeast); }
 
 MARLIN_INLINE Wide WideOfFloat(float x) { return WideOfBits(as_type<uint>(x)); }
 

@@ -1,5 +1,5 @@
-// The marks that rows of logits have instead of tokens (plan/step/sample_marks.h). Compiles as C++20
-// and as Metal Shading Language.
+// The marks that rows of logits have instead of tokens (plan/step/sample_marks.h). Compiles as
+// C++20 and as Metal Shading Language.
 #ifndef MARLIN_PLAN_INTEGERS_TOKEN_MARKS_H_
 #define MARLIN_PLAN_INTEGERS_TOKEN_MARKS_H_
 

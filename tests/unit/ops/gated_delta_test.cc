@@ -80,7 +80,7 @@ TEST_P(GatedDeltaOnEveryLevel, IsItsReferenceInStepsOfSeveralSequences) {
 }
 
 TEST_P(GatedDeltaOnEveryLevel, HasTheSameBitsHoweverASequenceIsDivided) {
-  for (const DeltaCase& c : kCases) {
+  for (const DeltaCase& c : recurrent_test::CasesOn<DeltaCase>(device(), kCases)) {
     SCOPED_TRACE(NameOf(c));
     recurrent_test::ExpectSameBitsHoweverDivided<DeltaOp>(device(), c);
   }

@@ -112,14 +112,14 @@ TEST_P(Mamba2OnEveryLevel, LongSequencesAreTheirReference) {
       {{1, 1, 128, 72, 4}, false},
   };
   const double most = device().info().backend == "cuda" ? 2e-3 : 1e-5;
-  for (const Mamba2Case& c : kLong) {
+  for (const Mamba2Case& c : recurrent_test::CasesOn<Mamba2Case>(device(), kLong)) {
     SCOPED_TRACE(NameOf(c));
     recurrent_test::ExpectLongSequencesAreTheReference<Mamba2Op>(device(), c, most);
   }
 }
 
 TEST_P(Mamba2OnEveryLevel, HasTheSameBitsHoweverASequenceIsDivided) {
-  for (const Mamba2Case& c : kCases) {
+  for (const Mamba2Case& c : recurrent_test::CasesOn<Mamba2Case>(device(), kCases)) {
     SCOPED_TRACE(NameOf(c));
     recurrent_test::ExpectSameBitsHoweverDivided<Mamba2Op>(device(), c);
   }

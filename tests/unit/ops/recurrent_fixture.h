@@ -17,6 +17,7 @@
 #include <cstring>
 #include <map>
 #include <random>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -235,6 +236,12 @@ void ExpectIsItsReference(const Device& device, const typename Op::Case& c) {
       ExpectStateNear(net.State(pages[2 * place + 1]), state, what);
     }
   }
+}
+
+/// The cases of a test that takes long in a simulator, which has the first of them alone.
+template <class Case>
+std::span<const Case> CasesOn(const Device& device, std::span<const Case> cases) {
+  return device.info().name == "metal-sim" ? cases.first(1) : cases;
 }
 
 /// |got - want| / |want|

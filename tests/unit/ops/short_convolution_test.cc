@@ -76,7 +76,7 @@ TEST_P(ShortConvolutionOnEveryLevel, IsItsReferenceInStepsOfSeveralSequences) {
 }
 
 TEST_P(ShortConvolutionOnEveryLevel, LongSequencesAreTheirReference) {
-  for (const ConvolutionCase& c : kCases) {
+  for (const ConvolutionCase& c : recurrent_test::CasesOn<ConvolutionCase>(device(), kCases)) {
     SCOPED_TRACE(NameOf(c));
     const double most = Unit(c.out) + 1e-5;
     recurrent_test::ExpectLongSequencesAreTheReference<ConvolutionOp>(device(), c, most);
@@ -84,7 +84,7 @@ TEST_P(ShortConvolutionOnEveryLevel, LongSequencesAreTheirReference) {
 }
 
 TEST_P(ShortConvolutionOnEveryLevel, HasTheSameBitsHoweverASequenceIsDivided) {
-  for (const ConvolutionCase& c : kCases) {
+  for (const ConvolutionCase& c : recurrent_test::CasesOn<ConvolutionCase>(device(), kCases)) {
     SCOPED_TRACE(NameOf(c));
     recurrent_test::ExpectSameBitsHoweverDivided<ConvolutionOp>(device(), c);
   }

@@ -38,6 +38,10 @@ struct Argument {
   Source source;
   int index;  ///< The index of a buffer or of threadgroup memory.
   const char* name;
+  /// Whether its [[function_constant(...)]] is true; null: it has none. Others are not bound.
+  bool (*present)() = nullptr;
+
+  bool IsPresent() const { return present == nullptr || present(); }
 };
 
 struct Kernel {
@@ -95,6 +99,8 @@ struct Runtime {
   /// The kernel is about to do something that this processor cannot: `what` in a few words. Ends
   /// the launch: does not return to a kernel.
   void (*fault)(const char* what, const void* site);
+  /// Within a collective: what it gives to a lane is undefined, `what` in a few words.
+  void (*undefined)(const char* what);
 };
 
 /// MSL's mem_flags, memory_order and thread_scope, as the runtime reads them.

@@ -3,9 +3,8 @@
 //
 // A class, because clang's own type mixes with half without a word and cannot be cast to it. Like
 // in Metal, operators with float yield float, those with integers bfloat, those with half do not
-// compile, and it becomes a float without a cast; an integer only with one, unlike in Metal, so that
-// it can be one side of ?: whose other side is an integer. A class cannot be one whose other side is
-// a float.
+// compile, and it becomes a float or an integer without a cast. A class cannot be one side of ?:
+// whose other side is a float; the rewriter makes a 0 there kZero.
 #pragma once
 
 #include <concepts>
@@ -68,7 +67,8 @@ struct bfloat {
     return __builtin_bit_cast(float, static_cast<uint32_t>(bits_) << 16);
   }
   template <metal_sim::BuiltInScalar T>
-  requires(!std::is_same_v<T, float>) METAL_SIM_INLINE constexpr explicit operator T() const {
+  requires(!std::is_same_v<T, float>) METAL_SIM_INLINE constexpr explicit(!std::is_integral_v<T>)
+  operator T() const {
     return static_cast<T>(static_cast<float>(*this));
   }
 
@@ -102,6 +102,18 @@ METAL_SIM_INLINE constexpr float BfloatOperand(T value) {
 template <typename A, typename B>
 using BfloatResult =
     std::conditional_t<std::is_same_v<A, float> || std::is_same_v<B, float>, float, bfloat>;
+
+/// A literal 0 at one side of ?:. Beside a class, as bfloat is, it is one of that class; beside a
+/// number what 0 is: templates convert to exactly their type, so that nothing else does.
+struct Zero {
+  template <typename T>
+  requires(std::is_class_v<T> || std::is_pointer_v<T> || std::is_same_v<T, int> ||
+           std::is_same_v<T, half>) METAL_SIM_INLINE constexpr
+  operator T() const {
+    return T(0);
+  }
+};
+inline constexpr Zero kZero;
 
 }  // namespace metal_sim
 

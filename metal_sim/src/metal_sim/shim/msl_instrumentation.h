@@ -1,6 +1,7 @@
 // The callbacks that clang's ThreadSanitizer instrumentation puts before every access of a kernel,
-// and UndefinedBehaviorSanitizer's before a division by zero, which would end the process:
-// they tell the simulator. Nothing of ThreadSanitizer itself is linked. Atomic operations of C++
+// and UndefinedBehaviorSanitizer's before a division by zero, which would end the process, before
+// an access that is not aligned as its type, and for an index beyond an array: they tell the
+// simulator. Nothing of ThreadSanitizer itself is linked. Atomic operations of C++
 // and guards of static variables have none here: Metal has neither, and the linker refuses them.
 #pragma once
 
@@ -32,6 +33,33 @@
     METAL_SIM_REPORT(address, BYTES, false)                                                  \
     METAL_SIM_REPORT(address, BYTES, true)                                                   \
   }
+
+namespace metal_sim {
+
+// What UndefinedBehaviorSanitizer says to its callbacks.
+struct SourcePlace {
+  const char* file;
+  uint32_t line;
+  uint32_t column;
+};
+struct TypeDescriptor {
+  uint16_t kind;
+  uint16_t info;
+  char name[1];  // In quotes, and as long as it is.
+};
+struct TypeMismatch {
+  SourcePlace place;
+  const TypeDescriptor* type;
+  uint8_t log_alignment;
+  uint8_t kind;
+};
+struct OutOfBounds {
+  SourcePlace place;
+  const TypeDescriptor* array;
+  const TypeDescriptor* index;
+};
+
+}  // namespace metal_sim
 
 extern "C" {
 
@@ -65,6 +93,26 @@ METAL_SIM_CALLBACK void* __tsan_memset(void* destination, int value, size_t byte
   return __builtin_memset(destination, value, bytes);
 }
 
+METAL_SIM_CALLBACK void __ubsan_handle_type_mismatch_v1_abort(
+    metal_sim::TypeMismatch* found, uintptr_t) {
+  if (metal_sim::attached_runtime != nullptr) {
+    char what[200];
+    __builtin_snprintf(what, sizeof(what), "misaligned access: %.100s needs %u bytes",
+                       found->type->name, 1u << found->log_alignment);
+    metal_sim::attached_runtime->fault(what, METAL_SIM_SITE);
+  }
+  __builtin_trap();
+}
+METAL_SIM_CALLBACK void __ubsan_handle_out_of_bounds_abort(metal_sim::OutOfBounds* found,
+                                                           uintptr_t index) {
+  if (metal_sim::attached_runtime != nullptr) {
+    char what[200];
+    __builtin_snprintf(what, sizeof(what), "index %ld beyond the array %.100s",
+                       static_cast<long>(index), found->array->name);
+    metal_sim::attached_runtime->fault(what, METAL_SIM_SITE);
+  }
+  __builtin_trap();
+}
 METAL_SIM_CALLBACK void __ubsan_handle_divrem_overflow_abort(void*, uintptr_t, uintptr_t) {
   if (metal_sim::attached_runtime != nullptr) {
     metal_sim::attached_runtime->fault("division of an integer by zero", METAL_SIM_SITE);

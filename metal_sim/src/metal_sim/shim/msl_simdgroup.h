@@ -4,7 +4,8 @@
 // Every function publishes the lane's operand and lets the simulator call one function that
 // computes the results of all lanes. Reductions and scans go through the lanes in ascending order
 // and round every step to the type; Metal leaves the order open. A shuffle from a lane that is not
-// active or does not exist is undefined in Metal; here it yields the lane's own value.
+// active or does not exist is undefined in Metal; here it is a finding, and yields the lane's own
+// value. From beyond the end in the direction of a shift it is that value in Metal, too.
 #pragma once
 
 #include "metal_sim/shim/msl_kernel.h"
@@ -150,23 +151,29 @@ struct ShuffleOperand {
 
 // Where a lane's result comes from, within its group of kWidth.
 struct FromLane {
+  static constexpr bool kKeepsBeyond = false;
   METAL_SIM_INLINE static int Source(int, int argument, int) { return argument; }
 };
 struct FromXor {
+  static constexpr bool kKeepsBeyond = false;
   METAL_SIM_INLINE static int Source(int lane, int argument, int) { return lane ^ argument; }
 };
 struct FromAbove {
+  static constexpr bool kKeepsBeyond = true;
   METAL_SIM_INLINE static int Source(int lane, int argument, int) { return lane + argument; }
 };
 struct FromBelow {
+  static constexpr bool kKeepsBeyond = true;
   METAL_SIM_INLINE static int Source(int lane, int argument, int) { return lane - argument; }
 };
 struct FromAboveRound {
+  static constexpr bool kKeepsBeyond = false;
   METAL_SIM_INLINE static int Source(int lane, int argument, int width) {
     return (lane + argument) & (width - 1);
   }
 };
 struct FromBelowRound {
+  static constexpr bool kKeepsBeyond = false;
   METAL_SIM_INLINE static int Source(int lane, int argument, int width) {
     return (lane - argument) & (width - 1);
   }
@@ -181,8 +188,13 @@ struct Shuffle {
       const ShuffleOperand<T>& own = lanes.operand(lane);
       const int source = Rule::Source(lane % kWidth, own.argument, kWidth);
       const int absolute = lane - lane % kWidth + source;
-      const bool exists = source >= 0 && source < kWidth && lanes.IsActive(absolute);
+      const bool inside = source >= 0 && source < kWidth;
+      const bool exists = inside && lanes.IsActive(absolute);
       lanes.result(lane) = exists ? lanes.operand(absolute).data : own.data;
+      if (!exists && (inside || !Rule::kKeepsBeyond)) {
+        attached_runtime->undefined(inside ? "a lane takes from one that is not active"
+                                           : "a lane takes from one that does not exist");
+      }
     }
   }
 };
@@ -207,6 +219,9 @@ struct ShuffleAndFill {
       const int within = lane & (own.modulo - 1);
       const int source = Rule::Source(within, own.delta, own.modulo);
       const int absolute = lane - within + (source & (own.modulo - 1));
+      if (!lanes.IsActive(absolute)) {
+        attached_runtime->undefined("a lane takes from one that is not active");
+      }
       const FillOperand<T>& from = lanes.operand(lanes.IsActive(absolute) ? absolute : lane);
       lanes.result(lane) = source >= 0 && source < own.modulo ? from.data : from.filling;
     }

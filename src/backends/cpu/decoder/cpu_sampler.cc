@@ -21,6 +21,7 @@ namespace marlin::cpu {
 namespace {
 
 using kernels::DrawOptions;
+using kernels::InverseOf;
 using kernels::NextRandom;
 using kernels::PenalizedLogit;
 using kernels::Penalizes;
@@ -29,6 +30,7 @@ using kernels::ScaleOf;
 using kernels::SeenTokens;
 using kernels::ShareOf;
 using kernels::ShareOfRandom;
+using kernels::WeightBits;
 using kernels::WeightOf;
 using kernels::WeightScale;
 
@@ -104,13 +106,15 @@ class Draw {
 
   int32_t DrawLikely(float largest) {
     std::iota(scratch_.order, scratch_.order + vocab_, 0);
-    const WeightScale scale = ScaleOf(std::bit_cast<uint32_t>(largest), options_.temperature,
-                                      static_cast<int>(vocab_));
-    for (int64_t i = 0; i < vocab_; ++i) {
-      scratch_.weights[i] = WeightOf(std::bit_cast<uint32_t>(logits_[i]), scale);
-    }
+    const WeightScale scale =
+        ScaleOf(std::bit_cast<uint32_t>(largest), InverseOf(options_.temperature),
+                WeightBits(static_cast<int>(vocab_)));
     kept_ = options_.top_k == 0 ? vocab_ : std::min(options_.top_k, vocab_);
     if (kept_ < vocab_) SortFirst(kept_);
+    for (int64_t i = 0; i < kept_; ++i) {
+      const int32_t token = scratch_.order[i];
+      scratch_.weights[token] = WeightOf(std::bit_cast<uint32_t>(logits_[token]), scale);
+    }
     if (options_.top_p != 1.0F) kept_ = Find(ShareOf(options_.top_p, Sum()) - 1) + 1;
     least_ = ShareOf(options_.min_p, uint64_t{1} << scale.bits);
     return scratch_.order[Find(ShareOfRandom(NextRandom(&state_), Sum()))];
@@ -249,9 +253,7 @@ Status AdvanceRow(const AdvanceTokensCall& call, int64_t row) {
 
 }  // namespace
 
-int64_t CpuDecoder::sampler_state_bytes(int64_t vocab) const {
-  return SamplerBytes(vocab);
-}
+int64_t CpuDecoder::sampler_state_bytes(int64_t vocab) const { return SamplerBytes(vocab); }
 
 Status CpuDecoder::Run(const ResetSamplerCall& call, const OperationContext& /*context*/) const {
   MARLIN_RETURN_IF_ERROR(CheckIndices("prompt", call.prompt, call.vocab));

@@ -14,6 +14,7 @@
 #include "backends/metal/apple/compiled_kernels.h"
 #include "backends/metal/apple/device_memory.h"
 #include "backends/metal/apple/gpu_cores.h"
+#include "backends/metal/apple/kernel_cache.h"
 #include "backends/metal/apple/metal_cpp.h"
 #include "backends/metal/apple/open_commands.h"
 #include "backends/metal/apple/recorded_launches.h"
@@ -56,13 +57,30 @@ constexpr int kFirstMacFamily = 7;
 /// The feature by which bench/metal_record.py tells a virtual machine's GPU.
 constexpr const char* kVirtualGpu = "virtual GPU";
 
+/// The version and the build of the system.
+std::string SystemName() {
+  const AutoreleaseScope scope;
+  return TextOf(NS::ProcessInfo::processInfo()->operatingSystemVersionString());
+}
+
+/// Files of the cache: the properties that the self-test found, and that all kernels were right.
+constexpr std::string_view kProbed = "self_test";
+constexpr std::string_view kRightKernels = "kernels";
+
+/// What OpenAppleDriver tests.
+struct SelfTests {
+  bool probes = true;
+  bool remembers = true;  ///< Takes what earlier processes have found.
+};
+
 class AppleDriver final : public Driver {
  public:
   explicit AppleDriver(NS::SharedPtr<MTL::Device> device)
       : device_(std::move(device)),
         queue_(NS::TransferPtr(device_->newCommandQueue())),
         fence_(NS::TransferPtr(device_->newFence())),
-        kernels_(device_),
+        cache_(SystemName(), TextOf(device_->name())),
+        kernels_(device_, cache_),
         memory_(device_, queue_.get()),
         open_({queue_.get(), fence_.get(), memory_.resident(), work_}) {
     const AutoreleaseScope scope;
@@ -75,7 +93,7 @@ class AppleDriver final : public Driver {
   }
 
   /// Errors: as OpenAppleDriver.
-  Status Start(bool self_test) {
+  Status Start(const SelfTests& tests) {
     const AutoreleaseScope scope;
     model_ = TextOf(device_->name());
     family_ = FamilyOf(device_.get());
@@ -84,9 +102,9 @@ class AppleDriver final : public Driver {
                     fmt::format("metal: {}: cannot create a command queue", model_));
     }
     cores_ = CountCores(device_->registryID(), model_);
-    MARLIN_ASSIGN_OR_RETURN(unread_, memory_.Allocate(1));
-    if (!self_test) return Status();
-    return Test();
+    MARLIN_ASSIGN_OR_RETURN(void* const unread, memory_.Allocate(kMostKernelBuffers * kUnreadBytes));
+    unread_ = static_cast<std::byte*>(unread);
+    return tests.probes ? Probe(tests.remembers) : Status();
   }
 
   /// Only for lists: nothing has been tested.
@@ -94,6 +112,8 @@ class AppleDriver final : public Driver {
 
   DriverInfo Info() const override;
   DeviceShape Shape() const override { return {cores_.cores, known_fragments_}; }
+  bool kernels_known_right() const override { return cache_.Read(kRightKernels).has_value(); }
+  void RememberRightKernels() override { cache_.Write(kRightKernels, "right"); }
   Status Run(std::span<const KernelLaunch> launches, void* stream) override {
     return RunAndCheck(launches, stream, nullptr);
   }
@@ -125,7 +145,7 @@ class AppleDriver final : public Driver {
     const RecordedLaunches launches_;
   };
 
-  Status Test();
+  Status Probe(bool remembers);
   Status FindCallerMemory(std::span<const KernelLaunch> launches, CallerMemory* caller) const;
   LaunchBinder BinderFor(const MTL::CommandQueue* queue) {
     return {kernels_, memory_, unread_, queue != queue_.get()};
@@ -139,12 +159,13 @@ class AppleDriver final : public Driver {
   NS::SharedPtr<MTL::Device> device_;
   NS::SharedPtr<MTL::CommandQueue> queue_;
   NS::SharedPtr<MTL::Fence> fence_;
+  KernelCache cache_;
   CompiledKernels kernels_;
   DeviceMemory memory_;
   SubmittedWork work_;
   std::mutex open_mutex_;
   OpenCommands open_;       ///< On the driver's queue.
-  void* unread_ = nullptr;  ///< Bound in place of absent buffers; kernels do not read it.
+  std::byte* unread_ = nullptr;  ///< Bound in place of absent buffers; kernels do not read it.
   std::string model_;
   int family_ = 0;
   CoreCount cores_;
@@ -153,8 +174,13 @@ class AppleDriver final : public Driver {
   bool listed_ = false;
 };
 
-/// Runs the self-test. Errors: kUnsupported.
-Status AppleDriver::Test() {
+/// Learns how the GPU computes, once for a build and a system. Errors: kUnsupported.
+Status AppleDriver::Probe(bool remembers) {
+  if (const auto known = cache_.Read(kProbed); remembers && known && known->size() == 2) {
+    known_fragments_ = known->front() == '1';
+    keeps_subnormals_ = known->back() == '1';
+    return Status();
+  }
   const Result<SelfTest> result = RunSelfTest(*this);
   const std::string wrong = result.ok() ? result->Wrong() : result.status().message();
   if (!wrong.empty()) {
@@ -165,6 +191,7 @@ Status AppleDriver::Test() {
   }
   known_fragments_ = result->known_fragments;
   keeps_subnormals_ = result->keeps_subnormals;
+  cache_.Write(kProbed, fmt::format("{:d}{:d}", known_fragments_, keeps_subnormals_));
   return Status();
 }
 
@@ -178,7 +205,7 @@ DriverInfo AppleDriver::Info() const {
   info.features = {
       fmt::format("GPU family Apple{}", family_),
       fmt::format("{} cores ({})", cores_.cores, cores_.origin),
-      fmt::format("macOS {}", TextOf(process->operatingSystemVersionString())),
+      fmt::format("macOS {}", SystemName()),
       fmt::format("{:.0f} GiB unified memory",
                   static_cast<double>(process->physicalMemory()) / kGiB),
       fmt::format("{:.0f} GiB for the GPU",
@@ -271,6 +298,7 @@ Status AppleDriver::RunAndCheck(std::span<const KernelLaunch> launches, void* st
 Status AppleDriver::RunOpen(std::span<const KernelLaunch> launches, const ResultCheck& check) {
   const auto used = std::make_shared<UsedMemory>();
   const LaunchBinder binder = BinderFor(queue_.get());
+  kernels_.Warm(launches);
   // All errors of the launches are found before the first one runs.
   std::vector<BoundLaunch> bound;
   for (const KernelLaunch& launch : launches) {
@@ -296,6 +324,7 @@ Status AppleDriver::RunAlone(std::span<const KernelLaunch> launches, MTL::Comman
   }
   const auto used = std::make_shared<UsedMemory>();
   const LaunchBinder binder = BinderFor(queue);
+  kernels_.Warm(launches);
   std::vector<BoundLaunch> bound;
   for (const KernelLaunch& launch : launches) {
     MARLIN_ASSIGN_OR_RETURN(BoundLaunch each, binder.Bind(launch, *caller, used.get()));
@@ -352,9 +381,10 @@ Result<std::unique_ptr<Driver>> OpenAppleDriver(const AppleDriverOptions& option
     return Status(Code::kUnsupported, "metal: Metal finds no GPU on this machine");
   }
   const auto wanted = ReadEnvironment("METAL_MARLIN_METAL_SELF_TEST");
-  const bool self_test = !wanted || wanted->value != "0";
+  const SelfTests tests{(!wanted || wanted->value != "0") && !options.for_list,
+                        !wanted || wanted->value != "all"};
   auto driver = std::make_unique<AppleDriver>(std::move(device));
-  MARLIN_RETURN_IF_ERROR(driver->Start(self_test && !options.for_list));
+  MARLIN_RETURN_IF_ERROR(driver->Start(tests));
   if (options.for_list) driver->TakeAsTested();
   return std::unique_ptr<Driver>(std::move(driver));
 }

@@ -15,10 +15,11 @@ struct AppleDriverOptions {
 /// that GPU, or null for the driver's own queue. Memory from Allocate is shared with the GPU. Other
 /// caller memory that a launch references must stay valid until Synchronize: whole pages are
 /// mapped; anything else is copied before the launch and, where it was written, copied back, and
-/// such calls block. A failed command buffer loses the device: every later call returns its error.
-/// METAL_MARLIN_METAL_SELF_TEST=0 skips the self-test, and OpenMetal then skips CheckKernels;
-/// "probe" skips only CheckKernels. Errors: kUnsupported (no such GPU, no driver in this build,
-/// kernels that do not compile, a failed self-test).
+/// such calls block. Failed command buffers lose their results or, if the GPU takes no more work,
+/// the device: every later call then returns the error. METAL_MARLIN_METAL_SELF_TEST=0 skips the
+/// self-test, and OpenMetal then skips CheckKernels; "probe" skips only CheckKernels; "all" runs
+/// both although an earlier process has. Errors: kUnsupported (no such GPU, no driver in this
+/// build, kernels that do not compile, a failed self-test).
 Result<std::unique_ptr<Driver>> OpenAppleDriver(const AppleDriverOptions& options = {});
 
 }  // namespace marlin::metal

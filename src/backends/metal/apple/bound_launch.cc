@@ -29,7 +29,8 @@ bool UsedMemory::Has(const BufferPart* part) const {
 Result<BufferPlace> LaunchBinder::PlaceOf(const KernelBuffer& buffer,
                                           const CallerMemory& caller) const {
   const bool empty = buffer.data == nullptr || buffer.bytes == 0;
-  const void* const data = empty ? unread_ : buffer.data;
+  // Those that a kernel could write must not overlap others.
+  const void* const data = empty ? unread_ + buffer.index * kUnreadBytes : buffer.data;
   MARLIN_ASSIGN_OR_RETURN(BufferPlace place, memory_.Find(data, empty ? 1 : buffer.bytes));
   return place.buffer != nullptr ? std::move(place) : caller.Find(data);
 }

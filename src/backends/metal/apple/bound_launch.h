@@ -43,8 +43,11 @@ struct BoundLaunch {
   /// Reached through addresses, and in no residency set.
   std::vector<const MTL::Resource*> read;
   std::vector<const MTL::Resource*> written;
-  std::shared_ptr<const KernelLaunch> observed;  ///< For TheLaunchObserver; else null.
+  std::shared_ptr<const KernelLaunch> observed;  ///< For TheLaunchObserver; null without one.
 };
+
+/// Room for each absent buffer.
+inline constexpr int64_t kUnreadBytes = 64;
 
 /// The buffers that ranges are in.
 struct ReachedBuffers final : ReachedMemory {
@@ -58,7 +61,7 @@ class LaunchBinder {
  public:
   /// `unread` is bound in place of absent buffers: kernels do not read it. `names_all`: the work is
   /// on a queue of the caller, whose other work Metal must order by the buffers that are written.
-  LaunchBinder(CompiledKernels& kernels, const DeviceMemory& memory, const void* unread,
+  LaunchBinder(CompiledKernels& kernels, const DeviceMemory& memory, const std::byte* unread,
                bool names_all)
       : kernels_(kernels), memory_(memory), unread_(unread), names_all_(names_all) {}
 
@@ -72,7 +75,7 @@ class LaunchBinder {
 
   CompiledKernels& kernels_;
   const DeviceMemory& memory_;
-  const void* const unread_;
+  const std::byte* const unread_;
   const bool names_all_;
 };
 

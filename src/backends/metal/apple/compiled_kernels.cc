@@ -3,7 +3,9 @@
 #include <dispatch/dispatch.h>
 #include <fmt/core.h>
 
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include "backends/metal/apple/built_library.h"
 #include "backends/metal/plan/kernel_text.h"
@@ -41,8 +43,10 @@ NS::SharedPtr<MTL::CompileOptions> StrictOptions() {
 
 }  // namespace
 
-CompiledKernels::CompiledKernels(NS::SharedPtr<MTL::Device> device)
-    : device_(std::move(device)), built_(LoadBuiltLibrary(device_.get())) {}
+CompiledKernels::CompiledKernels(NS::SharedPtr<MTL::Device> device, const KernelCache& cache)
+    : device_(std::move(device)),
+      built_(LoadBuiltLibrary(device_.get())),
+      archive_(device_, cache) {}
 
 Result<NS::SharedPtr<MTL::Library>> CompiledKernels::Compile(std::string_view source) const {
   MARLIN_ASSIGN_OR_RETURN(const std::string text, KernelText(source));
@@ -58,12 +62,18 @@ Result<NS::SharedPtr<MTL::Library>> CompiledKernels::Compile(std::string_view so
 
 Result<MTL::Library*> CompiledKernels::LibraryOf(std::string_view source) {
   if (built()) return built_.get();
-  auto found = libraries_.find(source);
-  if (found == libraries_.end()) {
-    MARLIN_ASSIGN_OR_RETURN(NS::SharedPtr<MTL::Library> library, Compile(source));
-    found = libraries_.emplace(source, std::move(library)).first;
+  Slot<MTL::Library>* slot = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    auto& found = libraries_[source];
+    if (found == nullptr) found = std::make_unique<Slot<MTL::Library>>();
+    slot = found.get();
   }
-  return found->second.get();
+  const std::lock_guard lock(slot->mutex);
+  if (slot->made.get() == nullptr) {
+    MARLIN_ASSIGN_OR_RETURN(slot->made, Compile(source));
+  }
+  return slot->made.get();
 }
 
 Result<NS::SharedPtr<MTL::ComputePipelineState>> CompiledKernels::MakePipeline(
@@ -82,8 +92,11 @@ Result<NS::SharedPtr<MTL::ComputePipelineState>> CompiledKernels::MakePipeline(
     return Status(Code::kUnsupported, fmt::format("metal: {}: no function {}: {}", launch.source,
                                                   launch.function, TextOf(error)));
   }
-  NS::SharedPtr<MTL::ComputePipelineState> pipeline =
-      NS::TransferPtr(device_->newComputePipelineState(function.get(), &error));
+  const NS::SharedPtr<MTL::ComputePipelineDescriptor> descriptor =
+      NS::TransferPtr(MTL::ComputePipelineDescriptor::alloc()->init());
+  descriptor->setComputeFunction(function.get());
+  descriptor->setLabel(MakeText(std::string(launch.function)));
+  NS::SharedPtr<MTL::ComputePipelineState> pipeline = archive_.Make(descriptor.get(), &error);
   if (pipeline.get() == nullptr) {
     return Status(Code::kUnsupported,
                   fmt::format("metal: {}: no pipeline: {}", launch.function, TextOf(error)));
@@ -96,17 +109,21 @@ Result<NS::SharedPtr<MTL::ComputePipelineState>> CompiledKernels::MakePipeline(
   return pipeline;
 }
 
+CompiledKernels::PipelineSlot& CompiledKernels::SlotOf(const PipelineKey& key) {
+  const std::lock_guard lock(mutex_);
+  auto& found = pipelines_[key];
+  if (found == nullptr) found = std::make_unique<PipelineSlot>();
+  return *found;
+}
+
 Result<MTL::ComputePipelineState*> CompiledKernels::PipelineOf(const KernelLaunch& launch) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  const PipelineKey key{launch.source, launch.function, launch.constants};
-  auto found = pipelines_.find(key);
-  if (found == pipelines_.end()) {
+  PipelineSlot& slot = SlotOf(KeyOf(launch));
+  const std::lock_guard lock(slot.mutex);
+  if (slot.made.get() == nullptr) {
     const AutoreleaseScope scope;
-    MARLIN_ASSIGN_OR_RETURN(NS::SharedPtr<MTL::ComputePipelineState> pipeline,
-                            MakePipeline(launch));
-    found = pipelines_.emplace(key, std::move(pipeline)).first;
+    MARLIN_ASSIGN_OR_RETURN(slot.made, MakePipeline(launch));
   }
-  MTL::ComputePipelineState* const pipeline = found->second.get();
+  MTL::ComputePipelineState* const pipeline = slot.made.get();
   if (launch.threads > pipeline->maxTotalThreadsPerThreadgroup()) {
     return Status(
         Code::kUnsupported,
@@ -114,6 +131,22 @@ Result<MTL::ComputePipelineState*> CompiledKernels::PipelineOf(const KernelLaunc
                     launch.threads, pipeline->maxTotalThreadsPerThreadgroup()));
   }
   return pipeline;
+}
+
+void CompiledKernels::Warm(std::span<const KernelLaunch> launches) {
+  std::map<PipelineKey, const KernelLaunch*> missing;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const KernelLaunch& launch : launches) {
+      if (!pipelines_.contains(KeyOf(launch))) missing.emplace(KeyOf(launch), &launch);
+    }
+  }
+  if (missing.size() < 2) return;
+  std::vector<std::thread> threads;
+  for (const auto& [key, launch] : missing) {
+    threads.emplace_back([this, of = launch] { (void)PipelineOf(*of); });
+  }
+  for (std::thread& thread : threads) thread.join();
 }
 
 }  // namespace marlin::metal

@@ -14,9 +14,10 @@ namespace marlin::metal {
 namespace {
 
 /// Launches of a command buffer, so that the GPU works while the host encodes the next ones; fewer
-/// while it has nothing to do.
+/// while it has nothing to do. Recorded launches take the host a fraction of the time.
 constexpr int64_t kMostLaunches = 256;
 constexpr int64_t kMostLaunchesWhileIdle = 32;
+constexpr int64_t kMostRecordedWhileIdle = 128;
 /// Runs of kernels that labels and messages name.
 constexpr size_t kMostNames = 24;
 
@@ -128,12 +129,12 @@ Status OpenCommands::AppendRecorded(const BoundLaunch& bound, bool first) {
   return {};
 }
 
-void OpenCommands::MakeRoom(int64_t operations) {
+void OpenCommands::MakeRoom(int64_t operations, bool recorded) {
   if (empty()) return;
   const bool full = launches_ >= kMostLaunches || operations_ + operations > kMostOperationsOfPart;
+  const int64_t first = recorded ? kMostRecordedWhileIdle : kMostLaunchesWhileIdle;
   // The work of others is looked for only where it matters.
-  const bool begins =
-      launches_ % kMostLaunchesWhileIdle == 0 && !target_.work.Runs(target_.queue);
+  const bool begins = launches_ % first == 0 && !target_.work.Runs(target_.queue);
   if (full || begins) Commit();
 }
 

@@ -39,8 +39,8 @@ class OpenCommands {
   /// Appends a launch of a recording, whose hazards were found before. `first`: of the recording.
   Status AppendRecorded(const BoundLaunch& bound, bool first);
   /// Commits what is open if the GPU should begin with it, or if it has no room for another launch
-  /// of so many operations.
-  void MakeRoom(int64_t operations);
+  /// of these operations.
+  void MakeRoom(int64_t operations, bool recorded = false);
   /// Keeps memory until the work has ended.
   void Keep(std::shared_ptr<const UsedMemory> used);
   void SetCaller(std::shared_ptr<const CallerMemory> caller) { open_.caller = std::move(caller); }

@@ -60,8 +60,7 @@ Status RecordedLaunches::MoveParameters(DeviceMemory& memory, UsedMemory* used) 
   int64_t offset = 0;
   for (BoundLaunch& launch : launches_) {
     std::memcpy(part->data() + offset, launch.parameters.data(), launch.parameters.size());
-    launch.arguments.push_back({part->buffer(),
-                                part->offset() + static_cast<NS::UInteger>(offset),
+    launch.arguments.push_back({part->buffer(), part->offset() + static_cast<NS::UInteger>(offset),
                                 MARLIN_BUFFER_PARAMETERS});
     offset += size_of(launch);
     launch.parameters = {};
@@ -73,7 +72,7 @@ Status RecordedLaunches::MoveParameters(DeviceMemory& memory, UsedMemory* used) 
 Status RecordedLaunches::AppendTo(OpenCommands* open) const {
   auto check = checks_.begin();
   for (size_t i = 0; i < launches_.size(); ++i) {
-    open->MakeRoom(launches_[i].operations);
+    open->MakeRoom(launches_[i].operations, true);
     open->Keep(used_);
     MARLIN_RETURN_IF_ERROR(open->AppendRecorded(launches_[i], i == 0));
     for (; check != checks_.end() && check->launches <= i + 1; ++check) {

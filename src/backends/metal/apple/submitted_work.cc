@@ -138,8 +138,8 @@ Status SubmittedWork::WaitForWork(const Wanted& wanted) {
 }
 
 Status SubmittedWork::Wait(const MTL::CommandQueue* queue) {
-  const Status waited = WaitForWork(
-      [&](const Submitted& work) { return queue == nullptr || work.queue == queue; });
+  const Status waited =
+      WaitForWork([&](const Submitted& work) { return queue == nullptr || work.queue == queue; });
   if (!waited.ok()) return waited;
   const std::lock_guard<std::mutex> lock(mutex_);
   return TellLocked(queue);

@@ -5,6 +5,7 @@
 #include <limits>
 #include <vector>
 
+#include "backends/metal/attention/launch_buffers.h"
 #include "backends/metal/attention/row_report.h"
 #include "backends/metal/gemm/row_parts.h"
 #include "backends/metal/gemm/strip_layout.h"
@@ -24,20 +25,25 @@ constexpr AttendKernel kKernels[] = {
     {"attend_2_512", 2, 512},  {"attend_1_1024", 1, 1024},
 };
 static_assert(std::end(kKernels)[-1].features == kernels::kMostAttendFeatures);
-constexpr AttendKernel kTileKernels[] = {
-    {"attend_tile_64", 0, 64}, {"attend_tile_128", 0, 128}, {"attend_tile_256", 0, 256}};
+constexpr AttendKernel kTileKernels[] = {{"attend_tile_64", 0, 64},
+                                         {"attend_tile_128", 0, 128},
+                                         {"attend_tile_256", 0, 256},
+                                         {"attend_tile_576", 0, 576}};
 static_assert(std::end(kTileKernels)[-1].features == kernels::kMostTileFeatures);
 
 /// Positions, with room for a segment beyond the last one.
 constexpr int64_t kMostLength = std::numeric_limits<int32_t>::max() - 2 * kernels::kSegmentKeys;
+/// Query heads of a KV head with which tiles read keys less often than single rows do.
+constexpr int64_t kLeastWideGroup = 4;
 /// As the places of kernels/check_rows.h.
 constexpr int64_t kMostRows = int64_t{1} << 28;
 /// With fewer threadgroups per core than these the segments of a row have threadgroups of their
 /// own.
 constexpr int64_t kThreadgroupsOfCore = 4;
+constexpr int64_t kMostSumsBytes = int64_t{128} << 20;
 /// The dot products of single rows reach a quarter of the operations that the products of GEMMs do,
 /// and tiles the half of them.
-constexpr int64_t kMostOperations = kMostOperationsOfPart / 4;
+constexpr int64_t kMostSingleOperations = kMostOperationsOfPart / 4;
 constexpr int64_t kMostTileOperations = kMostOperationsOfPart / 2;
 
 int64_t KeyDim(const AttendOperands& operands) { return operands.queries.dim(2); }
@@ -63,12 +69,28 @@ int64_t MostVisible(const AttendOperands& operands) {
   return operands.options.window > 0 ? std::min(operands.options.window, length) : length;
 }
 
-/// Segments that a row has at most: its keys may begin and end in any place of one.
-int64_t MostSegments(const AttendOperands& operands) {
+/// Segments that adjacent tokens have at most: their keys may begin and end in any place of one.
+int64_t MostSegments(const AttendOperands& operands, int64_t tokens) {
   constexpr int64_t kKeys = kernels::kSegmentKeys;
   const int64_t of_length = CeilDivide(operands.most_length(), kKeys);
-  const int64_t of_row = CeilDivide(MostVisible(operands) + kKeys - 1, kKeys);
-  return std::max<int64_t>(std::min(of_length, of_row), 1);
+  const int64_t of_tokens = CeilDivide(MostVisible(operands) + tokens - 1 + kKeys - 1, kKeys);
+  return std::max<int64_t>(std::min(of_length, of_tokens), 1);
+}
+
+/// Gives the segments threadgroups of their own if there are too few otherwise. `rows`: those with
+/// sums in memory.
+void SplitSegments(const AttendOperands& operands, const DeviceShape& shape, int64_t threadgroups,
+                   int64_t segments, int64_t rows, AttendPlan* plan) {
+  const int64_t bytes = rows * operands.queries.dim(1) * segments *
+                        kernels::PartialFloats(static_cast<int32_t>(ValueDim(operands))) *
+                        int64_t{sizeof(float)};
+  if (segments == 1 || threadgroups >= kThreadgroupsOfCore * shape.cores ||
+      plan->indices_of_launch != plan->indices || bytes > kMostSumsBytes) {
+    return;
+  }
+  plan->segments = segments;
+  plan->sums_bytes = bytes;
+  plan->merged_rows = rows;
 }
 
 /// Operations of `rows` query heads over all keys that they may see.
@@ -81,37 +103,11 @@ int64_t IndicesOfLaunch(int64_t indices, int64_t most) {
   return std::clamp<int64_t>(most, 1, std::max<int64_t>(indices, 1));
 }
 
-/// From the first to the last element of a view.
-KernelBuffer BufferOf(int index, const TensorView& view) {
-  int64_t last = 0;
-  for (int i = 0; i < view.rank(); ++i) last += (view.dim(i) - 1) * view.stride(i);
-  return {index, view.data(), view.ElementCount() == 0 ? 0 : (last + 1) * DTypeBytes(view.dtype())};
-}
-
-KernelBuffer Written(KernelBuffer buffer) {
-  buffer.written = true;
-  buffer.cleared = false;
-  return buffer;
-}
-
-/// Whether every four features are aligned to their size: those of vectors from an address on, with
-/// strides in elements.
-bool QuadsAligned(const void* data, DType type, std::initializer_list<int64_t> strides) {
-  const auto bytes = static_cast<uintptr_t>(4 * DTypeBytes(type));
-  return reinterpret_cast<uintptr_t>(data) % bytes == 0 &&
-         std::ranges::all_of(strides, [](int64_t stride) { return stride % 4 == 0; });
-}
-
 bool KeysAligned(const AttendOperands& operands) {
   const int64_t key_dim = KeyDim(operands);
   const int64_t value_dim = ValueDim(operands);
   if (key_dim % 4 != 0 || value_dim % 4 != 0) return false;
-  if (!operands.paged()) {
-    const auto aligned = [](const TensorView& view) {
-      return QuadsAligned(view.data(), view.dtype(), {view.stride(0), view.stride(1)});
-    };
-    return aligned(operands.keys) && aligned(operands.values);
-  }
+  if (!operands.paged()) return QuadsAligned(operands.keys) && QuadsAligned(operands.values);
   const PagedCache& cache = *operands.cache;
   return std::ranges::all_of(cache.slabs, [&](const void* slab) {
     return QuadsAligned(slab, cache.type, {cache.page_stride, cache.first_element});
@@ -123,9 +119,7 @@ void SetConstants(const AttendOperands& operands, KernelLaunch* launch) {
   const TensorView& queries = operands.queries;
   FunctionConstants& constants = launch->constants;
   constants[MARLIN_CONSTANT_INPUT_TYPE] = ElementTypeOf(queries.dtype());
-  constants[MARLIN_CONSTANT_ALIGNED_INPUT] =
-      KeyDim(operands) % 4 == 0 &&
-      QuadsAligned(queries.data(), queries.dtype(), {queries.stride(0), queries.stride(1)});
+  constants[MARLIN_CONSTANT_ALIGNED_INPUT] = QuadsAligned(queries) ? 1 : 0;
   constants[MARLIN_CONSTANT_OUTPUT_TYPE] = ElementTypeOf(operands.out.dtype());
   constants[MARLIN_CONSTANT_KEY_TYPE] =
       ElementTypeOf(paged ? operands.cache->type : operands.keys.dtype());
@@ -140,21 +134,9 @@ Status SetPages(const AttendOperands& operands, const Driver& driver,
                 kernels::AttendParameters* p) {
   const PagedCache& cache = *operands.cache;
   kernels::PagedRows& pages = p->pages;
-  pages.page_stride = cache.page_stride;
-  pages.first_element = cache.first_element;
+  MARLIN_RETURN_IF_ERROR(SetSlabs(cache, driver, &pages));
   pages.sequences = static_cast<int32_t>(operands.sequences());
   pages.blocks = static_cast<int32_t>(operands.rows->block_tables.dim(1));
-  pages.page_tokens = static_cast<int32_t>(cache.page_tokens);
-  // No page number is larger.
-  pages.slab_pages = static_cast<int32_t>(
-      std::min<int64_t>(cache.slab_pages, std::numeric_limits<int32_t>::max()));
-  pages.slab_count = static_cast<int32_t>(cache.slabs.size());
-  for (size_t i = 0; i < cache.slabs.size(); ++i) {
-    if (cache.slabs[i] == nullptr) continue;
-    const uint64_t address = driver.AddressOf(cache.slabs[i]);
-    if (address == 0) return Invalid("cache: a slab is not memory of the device");
-    pages.slabs[i] = static_cast<int64_t>(address);
-  }
   p->key_stride = cache.key_dim;
   p->key_head_stride = cache.page_tokens * cache.key_dim;
   p->value_stride = cache.values_in_keys ? cache.key_dim : cache.value_dim;
@@ -197,13 +179,6 @@ Result<kernels::AttendParameters> ParametersOf(const AttendOperands& operands,
     SetTensors(operands, &p);
   }
   return p;
-}
-
-bool Overlap(const KernelBuffer& a, const KernelBuffer& b) {
-  const auto first = reinterpret_cast<uintptr_t>(a.data);
-  const auto second = reinterpret_cast<uintptr_t>(b.data);
-  return first < second + static_cast<uintptr_t>(b.bytes) &&
-         second < first + static_cast<uintptr_t>(a.bytes);
 }
 
 /// What the kernels read besides queries and slabs.
@@ -255,35 +230,19 @@ void BindOperands(const AttendOperands& operands, void* sums, int64_t sums_bytes
   for (const KernelBuffer& buffer : ReadBuffers(operands)) launch->buffers.push_back(buffer);
   launch->buffers.push_back(sums_bytes == 0 ? KernelBuffer{MARLIN_BUFFER_SUMS}
                                             : Written({MARLIN_BUFFER_SUMS, sums, sums_bytes}));
-  if (!operands.paged()) return;
-  const PagedCache& cache = *operands.cache;
-  for (const void* const slab : cache.slabs) {
-    if (slab == nullptr) continue;
-    launch->addressed.push_back(
-        {slab, cache.slab_pages * cache.page_stride * DTypeBytes(cache.type), false});
-  }
+  if (operands.paged()) AddressSlabs(*operands.cache, launch);
 }
 
-Status BindReport(bool checks, CallContext* context, KernelLaunch* launch) {
-  if (checks) {
-    const kernels::PagedRows& pages =
-        launch->other_parameters.As<kernels::AttendParameters>().pages;
-    return BindRowReport({pages.rows, pages.blocks, pages.page_tokens}, context, launch);
-  }
-  launch->buffers.push_back({MARLIN_BUFFER_ROW_ERROR});
-  launch->buffers.push_back({MARLIN_BUFFER_ERROR_NUMBERS});
-  return Status();
-}
-
-KernelLaunch MergeLaunch(const AttendOperands& operands, const KernelLaunch& attend, void* sums,
-                         int64_t sums_bytes) {
+KernelLaunch MergeLaunch(const AttendOperands& operands, const AttendPlan& plan,
+                         const KernelLaunch& attend, void* sums) {
   KernelLaunch launch;
-  launch.source = attend.source;
+  launch.source = "attend.metal";
   launch.function = "attend_merge";
   launch.constants = attend.constants;
   launch.other_parameters = attend.other_parameters;
   launch.threads = kernels::kMergeThreads;
-  launch.threadgroups = {static_cast<uint32_t>(operands.queries.dim(1)), 1, attend.threadgroups[2]};
+  launch.threadgroups = {static_cast<uint32_t>(operands.queries.dim(1)), 1,
+                         static_cast<uint32_t>(plan.merged_rows)};
   for (const KernelBuffer& buffer : attend.buffers) {
     switch (buffer.index) {
       case MARLIN_BUFFER_ATTENDED:
@@ -296,7 +255,7 @@ KernelLaunch MergeLaunch(const AttendOperands& operands, const KernelLaunch& att
         break;
     }
   }
-  launch.buffers.push_back({MARLIN_BUFFER_SUMS, sums, sums_bytes});
+  launch.buffers.push_back({MARLIN_BUFFER_SUMS, sums, plan.sums_bytes});
   return launch;
 }
 
@@ -308,42 +267,52 @@ AttendPlan PlanSingle(const AttendOperands& operands, const DeviceShape& shape, 
   plan.kernel = KernelFor(group, Features(operands));
   plan.head_parts = CeilDivide(group, plan.kernel.heads);
   plan.indices = indices;
-  plan.indices_of_launch = IndicesOfLaunch(indices, kMostOperations / AttendOperationsOf(operands, heads));
+  plan.indices_of_launch = IndicesOfLaunch(indices, kMostSingleOperations / AttendOperationsOf(operands, heads));
   const int64_t threadgroups = indices * operands.kv_heads() * plan.head_parts;
-  const int64_t segments = MostSegments(operands);
-  if (segments > 1 && threadgroups < kThreadgroupsOfCore * shape.cores &&
-      plan.indices_of_launch == indices) {
-    plan.segments = segments;
-    plan.sums_bytes = indices * heads * segments *
-                      kernels::PartialFloats(static_cast<int32_t>(ValueDim(operands))) *
-                      int64_t{sizeof(float)};
-  }
+  SplitSegments(operands, shape, threadgroups, MostSegments(operands, 1), indices, &plan);
   return plan;
 }
 
-/// Whether sequences with many tokens go to attend_tile_D.
-bool TakesTiles(const AttendOperands& operands, const DeviceShape& shape) {
-  const int64_t rows = operands.queries.dim(0) * operands.group();
-  return shape.known_fragments && Features(operands) <= kernels::kMostTileFeatures &&
-         operands.options.determinism != Determinism::kBatchInvariant && rows < kMostLength;
+/// Tokens of a sequence from which on attend_tile_D takes its rows; 0: it takes none.
+int64_t LeastTileTokens(const AttendOperands& operands, const DeviceShape& shape) {
+  const int64_t features = Features(operands);
+  if (!shape.known_fragments || features > kernels::kMostTileFeatures ||
+      operands.queries.dim(0) * operands.group() >= kMostLength) {
+    return 0;
+  }
+  // attend_H_D would read the keys of such heads, as of MLA, once for every one or two of them.
+  // Always tiles: the bits of a row do not depend on the number of tokens.
+  if (features > kernels::kTileFeatures16 && operands.group() >= kLeastWideGroup) return 1;
+  return operands.options.determinism == Determinism::kBatchInvariant ? 0 : kLeastTileTokens;
 }
 
-AttendPlan PlanTiles(const AttendOperands& operands) {
+int64_t TileRows(int64_t features) {
+  if (features <= kernels::kTileFeatures32) return 32;
+  return features <= kernels::kTileFeatures16 ? 16 : 8;
+}
+
+AttendPlan PlanTiles(const AttendOperands& operands, const DeviceShape& shape,
+                     int64_t least_tokens) {
   AttendPlan plan;
   const int64_t features = Features(operands);
   plan.kernel = *std::ranges::find_if(
       kTileKernels, [&](const AttendKernel& kernel) { return kernel.features >= features; });
   const int64_t rows = operands.queries.dim(0);
-  const int64_t tile_rows = features > kernels::kWideTileFeatures ? 16 : 32;
+  const int64_t group = operands.group();
+  const int64_t tile_rows = TileRows(features);
   // The last tile of every sequence may be a part of one.
-  const int64_t parts = std::min(operands.sequences(), rows / kLeastTileTokens);
-  plan.indices = operands.sequences() == 1
-                     ? CeilDivide(rows * operands.group(), tile_rows)
-                     : rows * operands.group() / tile_rows + parts;
+  const int64_t parts = std::min(operands.sequences(), rows / least_tokens);
+  plan.indices = operands.sequences() == 1 ? CeilDivide(rows * group, tile_rows)
+                                           : rows * group / tile_rows + parts;
   plan.indices_of_launch = IndicesOfLaunch(
       plan.indices,
       kMostTileOperations / AttendOperationsOf(operands, operands.kv_heads() * tile_rows));
-  plan.least_tokens = kLeastTileTokens;
+  plan.least_tokens = least_tokens;
+  // Beside single rows the tiles may have no sequence at all.
+  if (operands.sequences() > 1 && least_tokens > 1) return plan;
+  const int64_t tile_tokens = std::min(CeilDivide(tile_rows, group) + 1, rows);
+  SplitSegments(operands, shape, plan.indices * operands.kv_heads(),
+                MostSegments(operands, tile_tokens), rows, &plan);
   return plan;
 }
 
@@ -357,7 +326,8 @@ Status LaunchPart(const AttendOperands& operands, const AttendPlan& plan, int64_
   launch.function = plan.kernel.function;
   launch.threads = kernels::kAttendThreads;
   if (tiles) {
-    launch.threadgroups = {kv_heads, static_cast<uint32_t>(count), 1};
+    launch.threadgroups = {kv_heads, static_cast<uint32_t>(count),
+                           static_cast<uint32_t>(plan.segments)};
   } else {
     launch.threadgroups = {kv_heads * static_cast<uint32_t>(plan.head_parts),
                            static_cast<uint32_t>(plan.segments), static_cast<uint32_t>(count)};
@@ -365,10 +335,14 @@ Status LaunchPart(const AttendOperands& operands, const AttendPlan& plan, int64_
   launch.other_parameters = ParameterBlock(p);
   SetConstants(operands, &launch);
   BindOperands(operands, context->workspace, plan.sums_bytes, &launch);
-  MARLIN_RETURN_IF_ERROR(BindReport(p.checks != 0, context, &launch));
+  const RowLimits limits{p.pages.rows, p.pages.blocks, p.pages.page_tokens};
+  MARLIN_RETURN_IF_ERROR(BindReport(
+      p.checks != 0,
+      [limits](const ErrorWords::Word& report) { return RowReportError(report, limits); },
+      context, &launch));
   context->launches.push_back(launch);
   if (plan.segments > 1) {
-    context->launches.push_back(MergeLaunch(operands, launch, context->workspace, plan.sums_bytes));
+    context->launches.push_back(MergeLaunch(operands, plan, launch, context->workspace));
   }
   return Status();
 }
@@ -389,31 +363,32 @@ bool TakesAttention(const AttendOperands& operands) {
   }
   if (!operands.paged()) return true;
   const PagedCache& cache = *operands.cache;
-  return cache.page_tokens % kernels::kBlockKeys == 0 &&
-         std::ssize(cache.slabs) <= kernels::kMostSlabs && operands.sequences() < kMostRows &&
+  return cache.page_tokens % kernels::kBlockKeys == 0 && TakesSlabs(cache) && operands.sequences() < kMostRows &&
          operands.rows->block_tables.dim(1) < kMostRows;
 }
 
 AttendPlans PlanAttend(const AttendOperands& operands, const DeviceShape& shape) {
   const int64_t rows = operands.queries.dim(0);
   AttendPlans plans;
-  if (!TakesTiles(operands, shape) || rows < kLeastTileTokens) {
+  const int64_t least_tokens = LeastTileTokens(operands, shape);
+  if (least_tokens == 0 || rows < least_tokens) {
     plans.single = PlanSingle(operands, shape, rows);
     return plans;
   }
-  plans.tiles = PlanTiles(operands);
-  if (operands.sequences() == 1) return plans;
+  plans.tiles = PlanTiles(operands, shape, least_tokens);
+  const int64_t most_tokens = least_tokens - 1;
+  if (operands.sequences() == 1 || most_tokens == 0) return plans;
   // The other sequences have so many rows at most.
-  constexpr int64_t kMostTokens = kLeastTileTokens - 1;
-  const int64_t places = operands.sequences() * kMostTokens;
+  const int64_t places = operands.sequences() * most_tokens;
   plans.single = PlanSingle(operands, shape, std::min(rows, places));
-  plans.single.rows_of_sequence = rows > places ? kMostTokens : 0;
-  plans.single.most_tokens = kMostTokens;
+  plans.single.rows_of_sequence = rows > places ? most_tokens : 0;
+  plans.single.most_tokens = most_tokens;
   return plans;
 }
 
 int64_t AttendWorkspaceBytes(const AttendOperands& operands, const DeviceShape& shape) {
-  return PlanAttend(operands, shape).single.sums_bytes;
+  const AttendPlans plans = PlanAttend(operands, shape);
+  return std::max(plans.single.sums_bytes, plans.tiles.sums_bytes);
 }
 
 Status LaunchAttention(const AttendOperands& operands, CallContext* context) {

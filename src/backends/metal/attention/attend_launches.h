@@ -59,9 +59,10 @@ struct AttendPlan {
   int64_t head_parts = 1;
   int64_t segments = 1;  ///< Threadgroups of a row and head.
   int64_t sums_bytes = 0;
+  int64_t merged_rows = 0;  ///< In the grid of attend_merge.
 };
 
-/// Tokens of a sequence in a call from which on attend_tile_D has its rows, if it has any.
+/// Tokens of a sequence in a call from which on attend_tile_D has its rows; fewer of wide heads.
 inline constexpr int64_t kLeastTileTokens = 5;
 
 /// Empty: the kernel has no part in the call.

@@ -2,7 +2,7 @@
 
 #include <fmt/core.h>
 
-#include <memory>
+#include <utility>
 
 #include "backends/metal/kernels/attend_parameters.h"
 #include "base/errors.h"
@@ -10,12 +10,11 @@
 
 namespace marlin::metal {
 
-Status RowReportError(const ErrorWords::Word& error, const ErrorWords::Word& numbers,
-                      const RowLimits& limits) {
-  const int32_t a = error.id;
-  const int32_t b = numbers.selection;
-  const int32_t c = numbers.id;
-  switch (error.selection) {
+Status RowReportError(const ErrorWords::Word& report, const RowLimits& limits) {
+  const int32_t a = report.id;
+  const int32_t b = report.more[0];
+  const int32_t c = report.more[1];
+  switch (report.selection) {
     case kernels::kRowsAreRight:
       return Status();
     case kernels::kWrongFirstRows:
@@ -34,17 +33,15 @@ Status RowReportError(const ErrorWords::Word& error, const ErrorWords::Word& num
   }
 }
 
-Status BindRowReport(const RowLimits& limits, CallContext* context, KernelLaunch* launch) {
-  // Numbers without an error are not looked at, so they need not be cleared.
-  MARLIN_ASSIGN_OR_RETURN(const std::shared_ptr<ErrorWords::Word> numbers, context->errors.Take());
-  *numbers = {};
-  MARLIN_ASSIGN_OR_RETURN(ErrorWords::Word* const error,
-                          context->TakeWord({}, [numbers, limits](const ErrorWords::Word& word) {
-                            return RowReportError(word, *numbers, limits);
-                          }));
-  constexpr int64_t kBytes = sizeof(ErrorWords::Word);
-  launch->buffers.push_back({MARLIN_BUFFER_ROW_ERROR, error, kBytes, true, true});
-  launch->buffers.push_back({MARLIN_BUFFER_ERROR_NUMBERS, numbers.get(), kBytes, true, true});
+Status BindReport(bool checks, ErrorOfReport error_of, CallContext* context, KernelLaunch* launch) {
+  if (!checks) {
+    launch->buffers.push_back({MARLIN_BUFFER_ROW_ERROR});
+    return Status();
+  }
+  MARLIN_ASSIGN_OR_RETURN(ErrorWords::Word* const report,
+                          context->TakeWord({}, std::move(error_of)));
+  launch->buffers.push_back(
+      {MARLIN_BUFFER_ROW_ERROR, report, int64_t{sizeof(ErrorWords::Word)}, true, true});
   return Status();
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include "backends/metal/decoder/operations.h"
 #include "backends/metal/runtime/driver.h"
@@ -16,11 +17,14 @@ struct RowLimits {
   int64_t page_tokens = 0;
 };
 
-/// The error of a report {error, a}, {b, c}; its messages are those of the other backends.
-Status RowReportError(const ErrorWords::Word& error, const ErrorWords::Word& numbers,
-                      const RowLimits& limits);
+/// The error of a report; its messages are those of the other backends.
+Status RowReportError(const ErrorWords::Word& report, const RowLimits& limits);
 
-/// Binds the words of a report to a launch that checks rows. Errors: kOutOfMemory.
-Status BindRowReport(const RowLimits& limits, CallContext* context, KernelLaunch* launch);
+/// Makes the error of a report.
+using ErrorOfReport = std::function<Status(const ErrorWords::Word& report)>;
+
+/// Binds the word of a report to a launch that `checks`, and else none. `error_of` keeps copies of
+/// what it needs. Errors: kOutOfMemory.
+Status BindReport(bool checks, ErrorOfReport error_of, CallContext* context, KernelLaunch* launch);
 
 }  // namespace marlin::metal

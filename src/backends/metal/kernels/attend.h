@@ -298,14 +298,6 @@ static METAL_FUNC void LoadQueries(thread HeadFeatures<kHeads, kFeatures>& queri
   }
 }
 
-/// The sums of a query head over a segment of a row, in memory. `segment` counts from the first
-/// that the row sees.
-static inline device float* SumsOf(device float* sums, int index, int head, int segment,
-                                   constant AttendParameters& p) {
-  const long heads = long(p.kv_heads) * p.group;
-  return sums + ((index * heads + head) * p.segments + segment) * PartialFloats(p.value_dim);
-}
-
 template <int kHeads, int kFeatures>
 static METAL_FUNC void Attend(threadgroup AttendScratch<kHeads, kFeatures>* scratch,
                               AttendMemory memory, uint3 group, ushort simdgroup, ushort lane,
@@ -356,11 +348,7 @@ static METAL_FUNC void Attend(threadgroup AttendScratch<kHeads, kFeatures>* scra
     }
     device float* const to =
         SumsOf(memory.sums, int(group.z), first_head + head, begin - first_segment, p);
-    if (feature == 0) {
-      to[0] = sum.largest;
-      to[1] = sum.weights;
-    }
-    to[2 + feature] = sum.value;
+    StoreSums(to, feature, sum);
   }
 }
 
@@ -376,9 +364,7 @@ static METAL_FUNC void MergeSegments(AttendMemory memory, uint3 group, uint thre
   for (int feature = int(thread_index); feature < p.value_dim; feature += kMergeThreads) {
     HeadSums total = NoSums();
     for (int i = 0; i < segments; ++i) {
-      device const float* const sums = SumsOf(memory.sums, int(group.z), head, i, p);
-      const HeadSums part = {sums[0], sums[1], sums[2 + feature]};
-      total = AddSegment(total, part);
+      total = AddSegment(total, LoadSums(SumsOf(memory.sums, int(group.z), head, i, p), feature));
     }
     StoreAttended(memory.out, row.row, head, feature, FinishHead(total, head, memory.sinks, p), p);
   }

@@ -15,8 +15,7 @@ template <int kHeads, int kFeatures>
                        device const int* positions [[buffer(MARLIN_BUFFER_POSITIONS)]],
                        device const int* first_rows [[buffer(MARLIN_BUFFER_FIRST_ROWS)]],
                        device const int* block_tables [[buffer(MARLIN_BUFFER_BLOCK_TABLES)]],
-                       device int2* error [[buffer(MARLIN_BUFFER_ROW_ERROR)]],
-                       device int2* numbers [[buffer(MARLIN_BUFFER_ERROR_NUMBERS)]],
+                       device int4* report [[buffer(MARLIN_BUFFER_ROW_ERROR)]],
                        constant AttendParameters& p [[buffer(MARLIN_BUFFER_PARAMETERS)]],
                        uint3 group [[threadgroup_position_in_grid]],
                        ushort simdgroup [[simdgroup_index_in_threadgroup]],
@@ -27,7 +26,7 @@ template <int kHeads, int kFeatures>
       QueriesOf(queries, out, p), keys, values, out + p.out_offset, sinks, sums, positions,
       first_rows, block_tables};
   if (paged_keys && p.checks && group.x == 0 && group.y == 0 && group.z == 0) {
-    CheckRows(least, memory, {error, numbers}, simdgroup * kLanes + lane, p);
+    CheckRows(least, memory, report, simdgroup * kLanes + lane, p);
   }
   Attend<kHeads, kFeatures>(scratch, memory, group, simdgroup, lane, p);
 }

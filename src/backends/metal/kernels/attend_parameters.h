@@ -18,16 +18,17 @@ MARLIN_SHARED int kSegmentKeys = 512;
 MARLIN_SHARED int kBlockKeys = 32;
 /// The most features of a key or value that attend_H_D has registers for, and attend_tile_D room.
 MARLIN_SHARED int kMostAttendFeatures = 1024;
-MARLIN_SHARED int kMostTileFeatures = 256;
+MARLIN_SHARED int kMostTileFeatures = 576;
 MARLIN_SHARED int kTileKeys = 64;  ///< Keys of a step of attend_tile_D.
-/// A tile of attend_tile_D has 32 rows, tokens x query heads of a KV head; with more features than
-/// these, half of them.
-MARLIN_SHARED int kWideTileFeatures = 128;
+/// A tile of attend_tile_D has 32 rows, tokens x query heads of a KV head, of up to so many
+/// features; 16 of up to so many; 8 of more.
+MARLIN_SHARED int kTileFeatures32 = 128;
+MARLIN_SHARED int kTileFeatures16 = 256;
 /// The most slabs of a paged cache: setBytes passes at most 4 KiB.
 MARLIN_SHARED int kMostSlabs = 256;
 
 /// What a step's rows may have wrong, in the order in which a sequence is checked. A report is the
-/// first of them: {error, a} and {b, c}.
+/// first of them: {error, a, b, c}.
 enum RowError {
   kRowsAreRight,
   kWrongFirstRows,     ///< a: the value at b.
@@ -101,8 +102,7 @@ MARLIN_INLINE MARLIN_INT64 PartialFloats(MARLIN_INT32 value_dim) { return 2 + va
 #define MARLIN_BUFFER_POSITIONS 6      // i32 [rows]; this and all below: of a paged cache.
 #define MARLIN_BUFFER_FIRST_ROWS 7     // i32 [sequences + 1]
 #define MARLIN_BUFFER_BLOCK_TABLES 8   // i32 [sequences][blocks]
-#define MARLIN_BUFFER_ROW_ERROR 10     // Both halves of a report, zeros before the launch.
-#define MARLIN_BUFFER_ERROR_NUMBERS 11
+#define MARLIN_BUFFER_ROW_ERROR 10      // A report, zeros before the launch.
 
 }  // namespace kernels
 }  // namespace marlin

@@ -150,7 +150,10 @@ static inline KeyBlock FindKeys(AttendMemory memory, int sequence, int kv_head, 
 
 constant constexpr float kLog2E = 1.44269504088896340736f;
 
-static inline float NoScore() { return -metal::numeric_limits<float>::infinity(); }
+/// Below every score but -Inf, which weighs nothing either. Finite, so that no compiler option may
+/// assume it away.
+constant constexpr float kLeastFloat = -3.402823466e38f;
+static inline float NoScore() { return kLeastFloat; }
 
 /// e^(score - origin). The difference comes first: it may be one of the largest numbers.
 static inline float WeightOf(float score, float origin) {
@@ -196,6 +199,27 @@ static inline float FinishHead(HeadSums sums, int head, device const float* sink
   const float factor = RescaleFactor(sums.largest, largest);
   const float weights = metal::fma(sums.weights, factor, RescaleFactor(sink, largest));
   return sums.value * factor / weights;
+}
+
+/// The sums of a query head over a segment of a row, in memory. `segment` counts from the first
+/// that the row sees.
+static inline device float* SumsOf(device float* sums, int index, int head, int segment,
+                                   constant AttendParameters& p) {
+  const long heads = long(p.kv_heads) * p.group;
+  return sums + ((index * heads + head) * p.segments + segment) * PartialFloats(p.value_dim);
+}
+
+/// A feature of such sums; with the first one goes what all share.
+static inline void StoreSums(device float* to, int feature, HeadSums sums) {
+  if (feature == 0) {
+    to[0] = sums.largest;
+    to[1] = sums.weights;
+  }
+  to[2 + feature] = sums.value;
+}
+
+static inline HeadSums LoadSums(device const float* from, int feature) {
+  return {from[0], from[1], from[2 + feature]};
 }
 
 static inline void StoreAttended(device uchar* out, int row, int head, int feature, float value,

@@ -7,15 +7,18 @@
 //     simdgroup s: weights of kRows / 8 rows, e^(scores - maximum)       | scores, then weights
 //     simdgroup s: out += weights . values, for an eighth of the features | [kRows][64]
 //   so that every key and value is loaded once per tile, from device memory straight into fragments,
-//   and only queries, scores and weights are in threadgroup memory.
+//   and only queries, scores and weights are in threadgroup memory. The sums of 512 keys are then
+//   added to the total.
 //
-//   Grid of threadgroups: [KV heads][tiles]. With several sequences there are more places than
-//   tiles; those beyond return.
+//   Grid of threadgroups: [KV heads][tiles][segments]. With several sequences there are more places
+//   than tiles; those beyond return. With one segment in the grid a threadgroup takes all keys of
+//   its rows; else the segments of a row go to memory as in attend.h.
 //
-// Tiles of keys are aligned to their size, and masked weights are zero: a row's bits depend on its
-// position alone, whichever tile of rows it falls into. Fragments take every fourth feature, as in
-// gemm_direct.h, so that a lane loads four adjacent ones.
-// Barriers: 3 per tile of keys, and 2. Depends on the element layout of fragments (FragmentRow).
+// Tiles and segments of keys are aligned to their size, and masked weights are zero: a row's bits
+// depend on its position alone, whichever tile of rows it falls into. Fragments take every fourth
+// feature, as in gemm_direct.h, so that a lane loads four adjacent ones.
+// Barriers: 3 per tile of keys, 2 per segment, and 2.
+// Depends on the element layout of fragments (FragmentRow).
 #ifndef MARLIN_BACKENDS_METAL_KERNELS_ATTEND_TILE_H_
 #define MARLIN_BACKENDS_METAL_KERNELS_ATTEND_TILE_H_
 
@@ -27,7 +30,8 @@ namespace kernels {
 
 template <int kMostFeatures>
 struct TileScratch {
-  static constant constexpr int kRows = kMostFeatures > kWideTileFeatures ? 16 : 32;
+  static constant constexpr int kRows =
+      kMostFeatures <= kTileFeatures32 ? 32 : (kMostFeatures <= kTileFeatures16 ? 16 : 8);
   // Padded so that the rows of a fragment are in different banks.
   float queries[kRows][kMostFeatures + 4];
   float scores[kRows][kTileKeys + 4];
@@ -257,8 +261,8 @@ static METAL_FUNC void AddInfinities(
       if (f >= columns) continue;
       const float2 pair =
           LoadValuePair(values, k, ValueFeature(columns, f, simdgroup, lane), there, p);
-      const bool first = !metal::isfinite(pair.x);
-      const bool second = !metal::isfinite(pair.y);
+      const bool first = !IsFinite(pair.x);
+      const bool second = !IsFinite(pair.y);
       if (!first && !second) continue;
       MARLIN_UNROLL
       for (int i = 0; i < TileScratch<kMostFeatures>::kRows / kSide; ++i) {
@@ -302,11 +306,11 @@ static METAL_FUNC void AddValues(
       float2 pair = LoadValuePair(block.values, k + row, ValueFeature(columns, f, simdgroup, lane),
                                   there, p);
       if (masked) {
-        if (!metal::isfinite(pair.x)) {
+        if (!IsFinite(pair.x)) {
           infinite = true;
           pair.x = 0.0f;
         }
-        if (!metal::isfinite(pair.y)) {
+        if (!IsFinite(pair.y)) {
           infinite = true;
           pair.y = 0.0f;
         }
@@ -338,11 +342,114 @@ static METAL_FUNC void Rescale(thread OutFragments<kRowFragments, kColumns>& out
   }
 }
 
+/// Clears the sums of a segment.
+template <int kRowFragments, int kColumns, int kCount>
+static METAL_FUNC void ClearTile(thread OutFragments<kRowFragments, kColumns>& out,
+                                 thread RowTotals<kCount>& totals) {
+  MARLIN_UNROLL
+  for (int i = 0; i < kCount; ++i) {
+    totals.largest[i] = NoScore();
+    totals.weights[i] = 0.0f;
+  }
+  MARLIN_UNROLL
+  for (int i = 0; i < kRowFragments; ++i) {
+    MARLIN_UNROLL
+    for (int f = 0; f < kColumns; ++f) {
+      out.at[i][f] = metal::make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+    }
+  }
+}
+
+/// Keys [seen.first, seen.end) of one segment.
+template <int kMostFeatures, int kColumns>
+static METAL_FUNC void AddTileSegment(
+    thread OutFragments<TileScratch<kMostFeatures>::kRows / kSide, kColumns>& out,
+    thread RowTotals<TileScratch<kMostFeatures>::kRows / kAttendSimdgroups>& totals,
+    threadgroup TileScratch<kMostFeatures>* scratch, AttendMemory memory, QueryTile tile,
+    int kv_head, KeyRange seen, ushort simdgroup, ushort lane, constant AttendParameters& p) {
+  constexpr int kRows = TileScratch<kMostFeatures>::kRows;
+  const int last_first = KeysOfRow(tile, kRows - 1, p).first;
+  const int first_end = KeysOfRow(tile, 0, p).end;
+  for (int key = seen.first / kTileKeys * kTileKeys; key < seen.end; key += kTileKeys) {
+    ScoreKeys<kMostFeatures>(scratch, memory, tile, kv_head, key + simdgroup * kSide, seen,
+                             simdgroup, lane, p);
+    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    WeighKeys<kMostFeatures>(scratch, totals, tile, key, simdgroup, lane, p);
+    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    Rescale<kRows / kSide, kColumns>(out, scratch->factors, lane);
+    const bool masked = key < last_first || key + kTileKeys > first_end;
+    for (int place = 0; place < kTileKeys; place += kBlockKeys) {
+      AddValues<kMostFeatures, kColumns>(out, scratch, memory, tile, kv_head, key + place, place,
+                                         seen, masked, simdgroup, lane, p);
+    }
+    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+  }
+}
+
+/// Adds the sums of a segment, as AddSegment does.
+template <int kMostFeatures, int kColumns>
+static METAL_FUNC void FoldTile(
+    thread OutFragments<TileScratch<kMostFeatures>::kRows / kSide, kColumns>& out,
+    thread RowTotals<TileScratch<kMostFeatures>::kRows / kAttendSimdgroups>& totals,
+    thread OutFragments<TileScratch<kMostFeatures>::kRows / kSide, kColumns>& part,
+    thread RowTotals<TileScratch<kMostFeatures>::kRows / kAttendSimdgroups>& part_totals,
+    threadgroup TileScratch<kMostFeatures>* scratch, ushort simdgroup, ushort lane) {
+  constexpr int kCount = TileScratch<kMostFeatures>::kRows / kAttendSimdgroups;
+  MARLIN_UNROLL
+  for (int i = 0; i < kCount; ++i) {
+    const HeadSums before = {totals.largest[i], totals.weights[i], 0.0f};
+    const HeadSums added = {part_totals.largest[i], part_totals.weights[i], 0.0f};
+    const HeadSums sums = AddSegment(before, added);
+    const bool skipped = added.largest == NoScore() && added.weights == 0.0f;
+    if (lane == 0) {
+      const int row = simdgroup * kCount + i;
+      scratch->factors[row] = skipped ? 1.0f : RescaleFactor(before.largest, sums.largest);
+      scratch->largest[row] = skipped ? 0.0f : RescaleFactor(added.largest, sums.largest);
+    }
+    totals.largest[i] = sums.largest;
+    totals.weights[i] = sums.weights;
+  }
+  metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+  MARLIN_UNROLL
+  for (int i = 0; i < TileScratch<kMostFeatures>::kRows / kSide; ++i) {
+    const int row = i * kSide + FragmentRow(lane);
+    const float old_factor = scratch->factors[row];
+    const float new_factor = scratch->largest[row];
+    MARLIN_UNROLL
+    for (int f = 0; f < kColumns; ++f) {
+      out.at[i][f] = FragmentOf(metal::fma(ElementsOf(part.at[i][f]), float2(new_factor),
+                                           ElementsOf(out.at[i][f]) * old_factor));
+    }
+  }
+  metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+}
+
+/// Where the sums of a row go, and those of a segment of it.
+struct RowTarget {
+  device float* sums;  ///< Null: the row is complete.
+  bool none;           ///< The row does not see the segment.
+};
+
+static inline RowTarget TargetOf(AttendMemory memory, QueryTile tile, int row, int head,
+                                 int segment, constant AttendParameters& p) {
+  RowTarget target = {nullptr, false};
+  if (p.segments == 1) return target;
+  const KeyRange seen = KeysOfRow(tile, row, p);
+  const int first = seen.first / kSegmentKeys;
+  const int last = metal::max(seen.end - 1, seen.first) / kSegmentKeys;
+  target.none = segment < first || segment > last;
+  if (target.none || first == last) return target;
+  const int index = tile.first_row + (tile.first + row) / p.group;
+  target.sums = SumsOf(memory.sums, index, head, segment - first, p);
+  return target;
+}
+
+/// Stores results, or the sums of `segment`.
 template <int kMostFeatures, int kColumns>
 static METAL_FUNC void StoreTile(
     thread OutFragments<TileScratch<kMostFeatures>::kRows / kSide, kColumns>& out,
     threadgroup TileScratch<kMostFeatures>* scratch, AttendMemory memory, QueryTile tile,
-    int kv_head, ushort simdgroup, ushort lane, constant AttendParameters& p) {
+    int kv_head, int segment, ushort simdgroup, ushort lane, constant AttendParameters& p) {
   const int columns = (p.value_dim + kAttendSimdgroups * kSide - 1) / (kAttendSimdgroups * kSide);
   MARLIN_UNROLL
   for (int i = 0; i < TileScratch<kMostFeatures>::kRows / kSide; ++i) {
@@ -350,6 +457,8 @@ static METAL_FUNC void StoreTile(
     const int at = tile.first + row;
     if (at >= tile.count) continue;
     const int head = kv_head * p.group + at % p.group;
+    const RowTarget target = TargetOf(memory, tile, row, head, segment, p);
+    if (target.none) continue;
     MARLIN_UNROLL
     for (int f = 0; f < kColumns; ++f) {
       if (f >= columns) continue;
@@ -359,8 +468,12 @@ static METAL_FUNC void StoreTile(
       for (int j = 0; j < 2; ++j) {
         if (feature + j >= p.value_dim) continue;
         const HeadSums sums = {scratch->largest[row], scratch->weights[row], elements[j]};
-        StoreAttended(memory.out, tile.first_row + at / p.group, head, feature + j,
-                      FinishHead(sums, head, memory.sinks, p), p);
+        if (target.sums != nullptr) {
+          StoreSums(target.sums, feature + j, sums);
+        } else {
+          StoreAttended(memory.out, tile.first_row + at / p.group, head, feature + j,
+                        FinishHead(sums, head, memory.sinks, p), p);
+        }
       }
     }
   }
@@ -377,40 +490,28 @@ static METAL_FUNC void AttendTile(threadgroup TileScratch<kMostFeatures>* scratc
   const QueryTile tile = FindTile(memory, p.first_index + int(group.y), kRows, p);
   if (tile.sequence < 0) return;
   const int kv_head = int(group.x);
-  const KeyRange of_first = KeysOfRow(tile, 0, p);
-  const KeyRange of_last = KeysOfRow(tile, kRows - 1, p);
-  const KeyRange seen = {of_first.first, of_last.end};
+  const KeyRange seen = {KeysOfRow(tile, 0, p).first, KeysOfRow(tile, kRows - 1, p).end};
+  const int first_segment = seen.first / kSegmentKeys;
+  const int last_segment = metal::max(seen.end - 1, seen.first) / kSegmentKeys;
+  const int begin = first_segment + int(group.z);
+  const int end = p.segments == 1 ? last_segment : begin;
+  if (begin > last_segment) return;
 
   LoadTileQueries<kMostFeatures>(scratch, memory.queries, tile, kv_head, simdgroup, lane, p);
   KeepQueries(p);
   RowTotals<kCount> totals;
-  MARLIN_UNROLL
-  for (int i = 0; i < kCount; ++i) {
-    totals.largest[i] = NoScore();
-    totals.weights[i] = 0.0f;
-  }
   OutFragments<kRowFragments, kColumns> out;
-  MARLIN_UNROLL
-  for (int i = 0; i < kRowFragments; ++i) {
-    MARLIN_UNROLL
-    for (int f = 0; f < kColumns; ++f) {
-      out.at[i][f] = metal::make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-    }
-  }
+  ClearTile<kRowFragments, kColumns, kCount>(out, totals);
   metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-  for (int key = seen.first / kTileKeys * kTileKeys; key < seen.end; key += kTileKeys) {
-    ScoreKeys<kMostFeatures>(scratch, memory, tile, kv_head, key + simdgroup * kSide, seen,
-                             simdgroup, lane, p);
-    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    WeighKeys<kMostFeatures>(scratch, totals, tile, key, simdgroup, lane, p);
-    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    Rescale<kRowFragments, kColumns>(out, scratch->factors, lane);
-    const bool masked = key < of_last.first || key + kTileKeys > of_first.end;
-    for (int place = 0; place < kTileKeys; place += kBlockKeys) {
-      AddValues<kMostFeatures, kColumns>(out, scratch, memory, tile, kv_head, key + place, place,
-                                         seen, masked, simdgroup, lane, p);
-    }
-    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+  for (int segment = begin; segment <= end; ++segment) {
+    RowTotals<kCount> part_totals;
+    OutFragments<kRowFragments, kColumns> part;
+    ClearTile<kRowFragments, kColumns, kCount>(part, part_totals);
+    const KeyRange keys = {metal::max(seen.first, segment * kSegmentKeys),
+                           metal::min(seen.end, (segment + 1) * kSegmentKeys)};
+    AddTileSegment<kMostFeatures, kColumns>(part, part_totals, scratch, memory, tile, kv_head, keys,
+                                            simdgroup, lane, p);
+    FoldTile<kMostFeatures, kColumns>(out, totals, part, part_totals, scratch, simdgroup, lane);
   }
   if (lane == 0) {
     MARLIN_UNROLL
@@ -420,7 +521,8 @@ static METAL_FUNC void AttendTile(threadgroup TileScratch<kMostFeatures>* scratc
     }
   }
   metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-  StoreTile<kMostFeatures, kColumns>(out, scratch, memory, tile, kv_head, simdgroup, lane, p);
+  StoreTile<kMostFeatures, kColumns>(out, scratch, memory, tile, kv_head, begin, simdgroup, lane,
+                                     p);
 }
 
 }  // namespace kernels

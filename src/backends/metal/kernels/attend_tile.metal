@@ -11,11 +11,11 @@ template <int kMostFeatures>
                             device const uchar* values [[buffer(MARLIN_BUFFER_VALUES)]],
                             device uchar* out [[buffer(MARLIN_BUFFER_ATTENDED)]],
                             device const float* sinks [[buffer(MARLIN_BUFFER_SINKS)]],
+                            device float* sums [[buffer(MARLIN_BUFFER_SUMS)]],
                             device const int* positions [[buffer(MARLIN_BUFFER_POSITIONS)]],
                             device const int* first_rows [[buffer(MARLIN_BUFFER_FIRST_ROWS)]],
                             device const int* block_tables [[buffer(MARLIN_BUFFER_BLOCK_TABLES)]],
-                            device int2* error [[buffer(MARLIN_BUFFER_ROW_ERROR)]],
-                            device int2* numbers [[buffer(MARLIN_BUFFER_ERROR_NUMBERS)]],
+                            device int4* report [[buffer(MARLIN_BUFFER_ROW_ERROR)]],
                             constant AttendParameters& p [[buffer(MARLIN_BUFFER_PARAMETERS)]],
                             uint3 group [[threadgroup_position_in_grid]],
                             ushort simdgroup [[simdgroup_index_in_threadgroup]],
@@ -23,10 +23,10 @@ template <int kMostFeatures>
   threadgroup TileScratch<kMostFeatures> scratch[1];
   threadgroup uint least[kAttendSimdgroups];
   const AttendMemory memory = {
-      QueriesOf(queries, out, p), keys, values, out + p.out_offset, sinks, nullptr, positions,
+      QueriesOf(queries, out, p), keys, values, out + p.out_offset, sinks, sums, positions,
       first_rows, block_tables};
-  if (paged_keys && p.checks && group.x == 0 && group.y == 0) {
-    CheckRows(least, memory, {error, numbers}, simdgroup * kLanes + lane, p);
+  if (paged_keys && p.checks && group.x == 0 && group.y == 0 && group.z == 0) {
+    CheckRows(least, memory, report, simdgroup * kLanes + lane, p);
   }
   AttendTile<kMostFeatures>(scratch, memory, group, simdgroup, lane, p);
 }
@@ -38,3 +38,4 @@ template <int kMostFeatures>
 MARLIN_ATTEND_TILE("attend_tile_64", 64)
 MARLIN_ATTEND_TILE("attend_tile_128", 128)
 MARLIN_ATTEND_TILE("attend_tile_256", 256)
+MARLIN_ATTEND_TILE("attend_tile_576", 576)

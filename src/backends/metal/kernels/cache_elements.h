@@ -22,7 +22,7 @@ static inline float LoadCacheElement(device const uchar* data, int type, long in
 
 /// Two consecutive elements; the address is aligned to both.
 static inline float2 LoadCachePair(device const uchar* data, int type, long index) {
-  if (type != kElementE4M3) return LoadPair(data, type, index);
+  if (type != kElementE4M3) return PairAt(data + index * CacheElementBytes(type), type, 0);
   const uint bits = *(device const ushort*)(data + index);
   return float2(FromCacheCode(bits & 0xffu), FromCacheCode(bits >> 8));
 }

@@ -12,12 +12,6 @@ constant constexpr uint kNothingWrong = 0xffffffffu;
 /// A place in a sequence: its RowError from this bit on, a row or a block below.
 constant constexpr int kRowErrorBit = 28;
 
-/// Where a report goes.
-struct RowReport {
-  device int2* error;
-  device int2* numbers;
-};
-
 /// The first thing that is wrong, as far as a thread has seen.
 struct FirstWrong {
   uint sequence;
@@ -83,7 +77,7 @@ static inline void CheckBlock(AttendMemory memory, int sequence, int block,
 }
 
 static inline void ReportWrong(AttendMemory memory, FirstWrong wrong, constant PagedRows& p,
-                               RowReport report) {
+                               device int4* report) {
   const int sequence = int(wrong.sequence);
   const int error = int(wrong.place >> kRowErrorBit);
   const int at = int(wrong.place & ((1u << kRowErrorBit) - 1u));
@@ -96,19 +90,17 @@ static inline void ReportWrong(AttendMemory memory, FirstWrong wrong, constant P
     a = memory.positions[at];
     c = int(uint(memory.positions[begin]) + uint(at - begin));
   }
-  *report.error = int2(error, a);
-  *report.numbers = int2(at, c);
+  *report = int4(error, a, at, c);
 }
 
 /// Called by all threads of a threadgroup; `scratch` has room for kAttendSimdgroups.
-static METAL_FUNC void CheckRows(threadgroup uint* scratch, AttendMemory memory, RowReport report,
+static METAL_FUNC void CheckRows(threadgroup uint* scratch, AttendMemory memory, device int4* report,
                                  int thread_index, constant AttendParameters& p) {
   const uint wrong = LeastOfThreads(
       scratch, FirstWrongSequence(memory.first_rows, thread_index, p.pages), thread_index);
   if (wrong != kNothingWrong) {
     if (thread_index != 0) return;
-    *report.error = int2(kWrongFirstRows, memory.first_rows[wrong]);
-    *report.numbers = int2(int(wrong), 0);
+    *report = int4(kWrongFirstRows, memory.first_rows[wrong], int(wrong), 0);
     return;
   }
   FirstWrong first = {kNothingWrong, kNothingWrong};

@@ -110,7 +110,7 @@ static inline uint PairOfCodes(ChunkCodes codes, int s, int j) {
       return ((codes.low[s / 2] >> (8 * (s % 2) + 2 * j)) & 0x00030003u) |
              (((codes.low.z >> (4 * s + j)) & 0x00010001u) << 2);
     case 4: {
-      // Of tables.
+      // Codes of a table.
       const uint both = codes.low[s] >> (8 * j);
       return (both & 15u) | ((both & 0xf0u) << 12);
     }
@@ -133,19 +133,19 @@ static inline float2 IntegersInPlace(uint word, int place) {
   return float2(as_type<half2>((word & mask) | (0x64006400u - uint(place) * 0x04000400u)));
 }
 
-/// What raw integers have more than values, for pair `j` of a block.
+/// Excess of raw integers over values, for pair `j` of a block.
 static inline float IntegerBias(Strip strip, int j) {
   const int place = ReadsInPlace() ? code_bits * j % 8 : 0;
   return float((1024 >> place) + strip.code_offset);
 }
 
-/// What raw values must be multiplied by.
+/// Factor of raw values.
 static inline float RawFactor() {
   return code_kind == kCodesFp4 ? 16384.0f : (code_kind == kCodesE4M3 ? 256.0f : 1.0f);
 }
 
-/// A pair of fp4 codes where sign, exponent and mantissa of the first pair are: those of a half,
-/// which is then value * 2^-14.
+/// A pair of fp4 codes where sign, exponent and mantissa of the first pair are: the fields of a
+/// half, which is then value * 2^-14.
 static inline float2 Fp4InPlace(uint magnitudes, uint signs) {
   return float2(as_type<half2>((magnitudes & 0x0e000e00u) | (signs & 0x80008000u)));
 }
@@ -196,8 +196,8 @@ static inline int GroupOf(Strip strip, int chunk, int s, ushort lane) {
 /// The group of block `s`. `factor`: a power of two that scales are multiplied by.
 static inline GroupPair LoadGroup(Strip strip, int chunk, int s, ushort lane, float factor) {
   GroupPair group;
-  const uint at = uint(GroupOf(strip, chunk, s, lane)) * (kStripOutputs / 2) +
-                  uint(FragmentColumn(lane) / 2);
+  const uint at =
+      uint(GroupOf(strip, chunk, s, lane)) * (kStripOutputs / 2) + uint(FragmentColumn(lane) / 2);
   group.scale = PairAt(strip.scales, scale_type, at);
   if (global_divides) {
     group.scale = group.scale / strip.global_scale * factor;

@@ -106,6 +106,28 @@ static inline float4 LoadQuad(device const uchar* data, int type, long index) {
   return QuadAt(data + index * (type == kElementF32 ? 4 : 2), type, 0);
 }
 
+/// Two consecutive elements, the first at an even index.
+static inline float2 LoadPair(device const uchar* data, int type, long index) {
+  switch (type) {
+    case kElementBf16: {
+      const uint bits = ((device const uint*)data)[index / 2];
+      return float2(as_type<float>(bits << 16), as_type<float>(bits & 0xffff0000u));
+    }
+    case kElementF16:
+      return float2(((device const half2*)data)[index / 2]);
+    case kElementE8M0: {
+      const uchar2 bits = ((device const uchar2*)data)[index / 2];
+      return float2(FromE8M0(bits.x), FromE8M0(bits.y));
+    }
+    case kElementE4M3: {
+      const uchar2 bits = ((device const uchar2*)data)[index / 2];
+      return float2(FromE4M3(bits.x), FromE4M3(bits.y));
+    }
+    default:
+      return ((device const float2*)data)[index / 2];
+  }
+}
+
 /// Rounds once to f32, bf16, f16 or e4m3.
 static inline void StoreElement(device uchar* data, int type, long index, float value) {
   switch (type) {

@@ -21,7 +21,7 @@
 namespace marlin {
 namespace kernels {
 
-/// What the kernels read besides x.
+/// Operands besides x.
 struct ChosenExperts {
   device const ExpertMatrix* experts;
   device const int* ids;  ///< [tokens][top_k]
@@ -29,14 +29,14 @@ struct ChosenExperts {
 
 static inline int Selections(ExpertParameters p) { return p.tokens * p.top_k; }
 
-/// The matrices of a slot's expert, or null.
+/// The matrices of a slot's expert; null: its id is no expert's. Matrices of an expert that is not
+/// here have no kind.
 static inline device const ExpertMatrix* MatricesOfSlot(ChosenExperts chosen, int slot,
                                                         ExpertParameters p) {
   const bool is_shared = slot >= Selections(p);
   const int id = is_shared ? p.experts : chosen.ids[slot];
   if (!is_shared && (id < 0 || id >= p.experts)) return nullptr;
-  device const ExpertMatrix* const parts = chosen.experts + long(id) * kExpertParts;
-  return parts[kPartDown].kind == kNoKind ? nullptr : parts;
+  return chosen.experts + long(id) * kExpertParts;
 }
 
 /// Writes the first selection that is no expert's number, {selection, id}, or none, by the lanes of
@@ -52,7 +52,7 @@ static METAL_FUNC void ReportWrongId(ChosenExperts chosen, device int2* error, u
   if (lane == 0) *error = int2(first, first == kNoSelection ? 0 : chosen.ids[first]);
 }
 
-/// One strip per matrix: `kStrips` is 2 if gated, else 1.
+/// One strip per matrix: `kStrips` is 2 if gated, otherwise 1.
 template <int kStrips>
 static METAL_FUNC void GateUp(ChosenExperts chosen, device const uchar* input, device float* out,
                               threadgroup float* sums, uint2 group, SimdgroupPlace place,
@@ -69,15 +69,15 @@ static METAL_FUNC void GateUp(ChosenExperts chosen, device const uchar* input, d
   const int token = slot < Selections(p) ? slot / p.top_k : slot - Selections(p);
   const Input row = {input + long(token) * p.input_stride * (input_type == kElementF32 ? 4 : 2),
                      nullptr};
-  SumStrips<1, kStrips>(strips, row, sums, 0, place.simdgroup, place.simdgroups, place,
-                        ParametersOf(*matrix, 1, p));
+  const LaneChunks own = {0, place.simdgroup, place.simdgroups, place.lane};
+  SumStrips<1, kStrips>(strips, row, sums, own, place, ParametersOf(*matrix, 1, p));
   const int column = first_column + place.lane;
   if (place.simdgroup != 0 || place.lane >= kStripOutputs || column >= matrix->n) return;
   float value = SumOverSimdgroups<1, kStrips>(sums + place.lane, place.simdgroups);
   value = WithBias(matrix, column, value);
   if (kStrips > 1) {
-    const float up = SumOverSimdgroups<1, kStrips>(sums + kStripOutputs + place.lane,
-                                                   place.simdgroups);
+    const float up =
+        SumOverSimdgroups<1, kStrips>(sums + kStripOutputs + place.lane, place.simdgroups);
     value = GateProduct(value, WithBias(matrix + 1, column, up), p);
   }
   out[long(slot) * p.output_stride + column] = value;
@@ -86,7 +86,7 @@ static METAL_FUNC void GateUp(ChosenExperts chosen, device const uchar* input, d
 /// The buffers of DownSum.
 struct DownBuffers {
   ChosenExperts chosen;
-  device const float* table;  ///< Of all matrices of the kind.
+  device const float* table;  ///< The table of all matrices of the kind.
   device const float* inner;
   device const float* weights;  ///< [tokens][top_k]
   device const float* scores;   ///< By slot; read if the shared expert has a gate.
@@ -127,13 +127,12 @@ static METAL_FUNC void SumSlots(DownBuffers buffers, threadgroup DownScratch* sc
     strips.strip[0] = StripOf(*matrix, strip, p);
     GemvTotals<1, 1> totals;
     totals.sum[0][0] = float2(0.0f);
-    AddChunksOfLane<1, 1>(totals, strips, row, scratch->table, 0, part, p.parts_of_slot, place.lane,
-                          ParametersOf(*matrix, 1, p));
+    const LaneChunks own = {0, part, p.parts_of_slot, place.lane};
+    AddChunksOfLane<1, 1>(totals, strips, row, scratch->table, own, ParametersOf(*matrix, 1, p));
     const float2 total = SumOverRows(totals.sum[0][0]);
     if ((place.lane & kRowBits) != 0) continue;
-    threadgroup float* const to = scratch->sums +
-                                  (i * p.parts_of_slot + part) * kStripOutputs +
-                                  FragmentColumn(place.lane);
+    threadgroup float* const to =
+        scratch->sums + (i * p.parts_of_slot + part) * kStripOutputs + FragmentColumn(place.lane);
     to[0] = total.x;
     to[1] = total.y;
   }

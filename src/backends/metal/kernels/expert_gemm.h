@@ -109,9 +109,9 @@ static METAL_FUNC void ExpertGemv(ExpertBuffers buffers, threadgroup float* sums
   const ExpertMatrix matrix = is_first ? *tile.matrix : *tile.up;
   GemvStrips<1> strips;
   strips.strip[0] = StripOf(matrix, int(group.x), p);
-  SumStrips<kRows, 1>(strips, tile.input, sums, tile.row,
-                      is_first ? place.simdgroup : place.simdgroup - simdgroups, simdgroups, place,
-                      ParametersOf(matrix, tile.rows, p));
+  const int first_chunk = is_first ? place.simdgroup : place.simdgroup - simdgroups;
+  const LaneChunks own = {tile.row, first_chunk, simdgroups, place.lane};
+  SumStrips<kRows, 1>(strips, tile.input, sums, own, place, ParametersOf(matrix, tile.rows, p));
   constexpr int kStride = kRows * kStripOutputs;
   for (int i = place.simdgroup * kLanes + place.lane; i < kStride; i += place.simdgroups * kLanes) {
     const float sum = SumOverSimdgroups<kRows, 1>(sums + i, simdgroups);

@@ -64,8 +64,8 @@ MARLIN_INLINE MARLIN_INT32 WeightKind(int code_kind, int code_bits, int scale_ty
   return code_kind | code_bits << 4 | scale_type << 10 | group_extra << 14 | group_span << 16 |
          has_bias << 18 | gated << 19 | group_types << 20;
 }
-/// The group_types of WeightKind: the type of zeros or biases, whether the global scale divides, and
-/// what is known of groups, k and zeros.
+/// The group_types of WeightKind: the type of zeros or biases, whether the global scale divides,
+/// and what is known of groups, k and zeros.
 MARLIN_INLINE MARLIN_INT32 GroupTypes(int extra_type, int global_divides, int group_log2,
                                       int whole_k, int integer_zeros) {
   return extra_type | global_divides << 3 | group_log2 << 4 | whole_k << 9 | integer_zeros << 10;
@@ -95,11 +95,11 @@ struct ExpertParameters {
   MARLIN_INT32 tile_rows;
   MARLIN_INT32 first_part;  ///< ExpertPart of the first plane of the grid.
   // Launches without sorting only.
-  MARLIN_INT32 first_slot;     ///< Of the grid.
+  MARLIN_INT32 first_slot;     ///< First slot of the grid.
   MARLIN_INT32 parts_of_slot;  ///< Simdgroups that share the k of a slot.
   MARLIN_INT32 reports;        ///< 1: writes MARLIN_BUFFER_WRONG_ID.
   MARLIN_INT32 unsorted;       ///< moe_sum_experts: slots are selections.
-  float gate_limit;         ///< GateOptions::limit and alpha.
+  float gate_limit;            ///< GateOptions::limit and alpha.
   float gate_alpha;
 };
 

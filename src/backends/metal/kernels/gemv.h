@@ -47,7 +47,7 @@ template <int kRows, int kStrips>
 struct GemvSums {
   static constexpr constant int kOfSimdgroup = kStrips * kRows * kStripOutputs;
   static constexpr constant int kCount = kMostSimdgroups * kOfSimdgroup > 2 * kPairsOfTable
-                                             ? kMostSimdgroups * kOfSimdgroup
+                                             ? kMostSimdgroups* kOfSimdgroup
                                              : 2 * kPairsOfTable;
 };
 
@@ -70,7 +70,7 @@ static inline float2 SumOverRows(float2 sum) {
 /// Whether the values of a format's codes are in threadgroup memory.
 static inline bool KeepsTable() { return code_kind == kCodesTable; }
 
-/// Fills the table: by pairs of codes of up to 4 bits, else by codes. Ends with a barrier.
+/// Fills the table: by pairs of codes of up to 4 bits, otherwise by codes. Ends with a barrier.
 static METAL_FUNC void LoadTable(threadgroup float* to, device const float* table,
                                  SimdgroupPlace place) {
   const int bits = CodeBits(code_bits);
@@ -92,7 +92,8 @@ static inline float2 PairOfTable(threadgroup const float* table, ChunkCodes code
   const uint pair = PairOfCodes(codes, s, j);
   const int bits = CodeBits(code_bits);
   if (bits > 4) return float2(table[pair & 0xffffu], table[pair >> 16]);
-  return ((threadgroup const float2*)table)[(pair | pair >> (16 - bits)) & ((1u << (2 * bits)) - 1)];
+  const uint both = (pair | pair >> (16 - bits)) & ((1u << (2 * bits)) - 1);
+  return ((threadgroup const float2*)table)[both];
 }
 
 /// Whether sums of a group are scaled, instead of its weights.
@@ -106,7 +107,7 @@ static inline int BlocksOfGroup() {
   return group_log2 == 6 ? 2 : 1;
 }
 
-/// What is multiplied with A: values without their group's scale, or weights with biases.
+/// The factors of A: values without their group's scale, or weights with biases.
 static inline BlockWeights Factors(BlockWeights raw, Strip strip, GroupPair group) {
   BlockWeights factors = raw;
   MARLIN_UNROLL
@@ -138,79 +139,122 @@ struct GemvTotals {
   float2 sum[kStrips][kRows];
 };
 
-/// Adds chunks `chunk`, `chunk + step`, ... of strips to *totals.
+/// The chunks that a lane adds: `first`, `first + step`, ..., of rows from `first_row` on.
+struct LaneChunks {
+  int first_row;
+  int first;
+  int step;
+  ushort lane;
+};
+
+/// A lane's codes of a chunk, and the group that it is in with its sums.
 template <int kRows, int kStrips>
-static METAL_FUNC void AddChunksOfLane(thread GemvTotals<kRows, kStrips>& totals,
-                                       thread GemvStrips<kStrips>& strips, Input input,
-                                       threadgroup const float* table, int first_row, int chunk,
-                                       int step, ushort lane, Parameters p) {
-  device const uchar* rows[kRows];
-  // Rows beyond m repeat the last one; their sums are not stored.
-  MARLIN_UNROLL
-  for (int r = 0; r < kRows; ++r) rows[r] = RowOf(input, metal::min(first_row + r, p.m - 1), p);
-  const float factor = FoldsFactor() ? RawFactor() : 1.0f;
-  device const uchar* chunk_codes[kStrips];
+struct GemvChunk {
+  ChunkCodes codes[kStrips];
+  GroupPair group[kStrips];
+  float2 part[kStrips][kRows];
+};
+
+/// Factors of a block, per strip.
+template <int kStrips>
+struct GemvFactors {
+  BlockWeights of_strip[kStrips];
+};
+
+/// The factors of block `s`. Begins with its group if it is the first block of one.
+template <int kRows, int kStrips>
+static METAL_FUNC GemvFactors<kStrips> FactorsOfBlock(thread GemvChunk<kRows, kStrips>& at,
+                                                      thread GemvStrips<kStrips>& strips,
+                                                      threadgroup const float* table, int chunk,
+                                                      int s, ushort lane) {
+  GemvFactors<kStrips> factors;
   MARLIN_UNROLL
   for (int i = 0; i < kStrips; ++i) {
-    chunk_codes[i] = strips.strip[i].codes + long(chunk) * ChunkBytes();
-  }
-  const long codes_step = long(step) * ChunkBytes();
-  int quad = chunk * (kChunkK / 4) + FragmentRow(lane);
-  for (; chunk < p.chunks; chunk += step, quad += step * (kChunkK / 4)) {
-    ChunkCodes codes[kStrips];
-    GroupPair group[kStrips];
-    float2 part[kStrips][kRows];
-    MARLIN_UNROLL
-    for (int i = 0; i < kStrips; ++i) {
-      codes[i] = LoadCodesAt(chunk_codes[i], strips.strip[i], lane);
-      chunk_codes[i] += codes_step;
+    const Strip strip = strips.strip[i];
+    if (group_span != kSpanNone && s % BlocksOfGroup() == 0) {
+      at.group[i] = LoadGroup(strip, chunk, s, lane, FoldsFactor() ? RawFactor() : 1.0f);
+      MARLIN_UNROLL
+      for (int r = 0; r < kRows; ++r) at.part[i][r] = float2(0.0f);
     }
+    BlockWeights raw;
+    if (KeepsTable()) {
+      MARLIN_UNROLL
+      for (int j = 0; j < 4; ++j) raw.pair[j] = PairOfTable(table, at.codes[i], s, j);
+    } else {
+      raw = RawBlock(strip, at.codes[i], s, lane);
+    }
+    factors.of_strip[i] = Factors(raw, strip, at.group[i]);
+  }
+  return factors;
+}
+
+/// Adds the products of block `s` with four elements of row `r`.
+template <int kRows, int kStrips>
+static METAL_FUNC void AddProducts(thread GemvTotals<kRows, kStrips>& totals,
+                                   thread GemvChunk<kRows, kStrips>& at,
+                                   thread GemvFactors<kStrips>& factors, float4 a, int r, int s) {
+  MARLIN_UNROLL
+  for (int i = 0; i < kStrips; ++i) {
+    float2 sum = ScalesSums() ? at.part[i][r] : totals.sum[i][r];
     MARLIN_UNROLL
-    for (int s = 0; s < kChunkK / kBlockK; ++s) {
-      BlockWeights w[kStrips];
-      MARLIN_UNROLL
-      for (int i = 0; i < kStrips; ++i) {
-        if (group_span != kSpanNone && s % BlocksOfGroup() == 0) {
-          group[i] = LoadGroup(strips.strip[i], chunk, s, lane, factor);
-          MARLIN_UNROLL
-          for (int r = 0; r < kRows; ++r) part[i][r] = float2(0.0f);
-        }
-        if (KeepsTable()) {
-          MARLIN_UNROLL
-          for (int j = 0; j < 4; ++j) w[i].pair[j] = PairOfTable(table, codes[i], s, j);
-        } else {
-          w[i] = RawBlock(strips.strip[i], codes[i], s, lane);
-        }
-        w[i] = Factors(w[i], strips.strip[i], group[i]);
-      }
-      MARLIN_UNROLL
-      for (int r = 0; r < kRows; ++r) {
-        const float4 a = LoadOfRow(rows[r], quad + s * (kBlockK / 4), p);
-        MARLIN_UNROLL
-        for (int i = 0; i < kStrips; ++i) {
-          float2 sum = ScalesSums() ? part[i][r] : totals.sum[i][r];
-          MARLIN_UNROLL
-          for (int j = 0; j < 4; ++j) sum = metal::fma(w[i].pair[j], float2(a[j]), sum);
-          if (!ScalesSums()) {
-            totals.sum[i][r] = sum;
-          } else if ((s + 1) % BlocksOfGroup() == 0) {
-            totals.sum[i][r] = metal::fma(group[i].scale, sum, totals.sum[i][r]);
-          } else {
-            part[i][r] = sum;
-          }
-        }
-      }
+    for (int j = 0; j < 4; ++j) {
+      sum = metal::fma(factors.of_strip[i].pair[j], float2(a[j]), sum);
+    }
+    if (!ScalesSums()) {
+      totals.sum[i][r] = sum;
+    } else if ((s + 1) % BlocksOfGroup() == 0) {
+      totals.sum[i][r] = metal::fma(at.group[i].scale, sum, totals.sum[i][r]);
+    } else {
+      at.part[i][r] = sum;
     }
   }
 }
 
-/// Main loop: sums of kRows rows from `first_row` on over every simdgroups-th chunk of strips from
-/// `first_chunk` on; reduces them over lanes into *sums, [simdgroups][kStrips][kRows][8], and waits
-/// until every simdgroup has done so. The strips of a threadgroup share a table.
+/// Adds the chunks of a lane.
+template <int kRows, int kStrips>
+static METAL_FUNC void AddChunksOfLane(thread GemvTotals<kRows, kStrips>& totals,
+                                       thread GemvStrips<kStrips>& strips, Input input,
+                                       threadgroup const float* table, LaneChunks own,
+                                       Parameters p) {
+  device const uchar* rows[kRows];
+  // Rows beyond m repeat the last one; their sums are not stored.
+  MARLIN_UNROLL
+  for (int r = 0; r < kRows; ++r) rows[r] = RowOf(input, metal::min(own.first_row + r, p.m - 1), p);
+  device const uchar* chunk_codes[kStrips];
+  MARLIN_UNROLL
+  for (int i = 0; i < kStrips; ++i) {
+    chunk_codes[i] = strips.strip[i].codes + long(own.first) * ChunkBytes();
+  }
+  const long codes_step = long(own.step) * ChunkBytes();
+  int quad = own.first * (kChunkK / 4) + FragmentRow(own.lane);
+  for (int chunk = own.first; chunk < p.chunks; chunk += own.step) {
+    GemvChunk<kRows, kStrips> at;
+    MARLIN_UNROLL
+    for (int i = 0; i < kStrips; ++i) {
+      at.codes[i] = LoadCodesAt(chunk_codes[i], strips.strip[i], own.lane);
+      chunk_codes[i] += codes_step;
+    }
+    MARLIN_UNROLL
+    for (int s = 0; s < kChunkK / kBlockK; ++s) {
+      GemvFactors<kStrips> factors =
+          FactorsOfBlock<kRows, kStrips>(at, strips, table, chunk, s, own.lane);
+      MARLIN_UNROLL
+      for (int r = 0; r < kRows; ++r) {
+        const float4 a = LoadOfRow(rows[r], quad + s * (kBlockK / 4), p);
+        AddProducts<kRows, kStrips>(totals, at, factors, a, r, s);
+      }
+    }
+    quad += own.step * (kChunkK / 4);
+  }
+}
+
+/// Main loop: the sums of kRows rows over the chunks of every lane; reduces them over lanes into
+/// *sums, [simdgroups][kStrips][kRows][8], and waits until every simdgroup has done so. The strips
+/// of a threadgroup share a table.
 template <int kRows, int kStrips>
 static METAL_FUNC void SumStrips(thread GemvStrips<kStrips>& strips, Input input,
-                                 threadgroup float* sums, int first_row, int first_chunk,
-                                 int simdgroups, SimdgroupPlace place, Parameters p) {
+                                 threadgroup float* sums, LaneChunks own, SimdgroupPlace place,
+                                 Parameters p) {
   if (KeepsTable()) LoadTable(sums, strips.strip[0].table, place);
   GemvTotals<kRows, kStrips> totals;
   MARLIN_UNROLL
@@ -218,8 +262,7 @@ static METAL_FUNC void SumStrips(thread GemvStrips<kStrips>& strips, Input input
     MARLIN_UNROLL
     for (int r = 0; r < kRows; ++r) totals.sum[i][r] = float2(0.0f);
   }
-  AddChunksOfLane<kRows, kStrips>(totals, strips, input, sums, first_row, first_chunk, simdgroups,
-                                  place.lane, p);
+  AddChunksOfLane<kRows, kStrips>(totals, strips, input, sums, own, p);
   if (KeepsTable()) metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
 
   MARLIN_UNROLL
@@ -266,8 +309,9 @@ static METAL_FUNC void Gemv(PackedWeights weights, Input input, Output output,
   const bool is_gate = place.simdgroup < simdgroups;  // Always true unless apart.
   const int first_row = int(group.y) * kRows;
   const int first_chunk = is_gate ? place.simdgroup : place.simdgroup - simdgroups;
+  const LaneChunks own = {first_row, first_chunk, simdgroups, place.lane};
   GemvStrips<kStrips> strips = StripsOfGroup<kStrips>(weights, group.x, is_gate, p);
-  SumStrips<kRows, kStrips>(strips, input, sums, first_row, first_chunk, simdgroups, place, p);
+  SumStrips<kRows, kStrips>(strips, input, sums, own, place, p);
   constexpr int kOfStrip = kRows * kStripOutputs;
   constexpr int kOfSimdgroup = GemvSums<kRows, kStrips>::kOfSimdgroup;
   const int outputs = Paired() ? kOfStrip : kOfSimdgroup;

@@ -15,8 +15,8 @@
 //   2 bits   word s / 2, at bit 8 (s % 2) + 2 j           3 bits   the same, and a third word with
 //   4 bits   word s, at bit 4 j                                    the high bits, at bit 4 s + j
 //   8 bits   word 2 s + j / 2, at bit 8 (j % 2)           16, 32   word p, words 2 p and 2 p + 1
-//   fp4      word s: exponent and mantissa of a code at bit 9 - 3 j, its sign at bit 15 - j, so that
-//            the first pair is two halves and every other one is one shift of both away from it
+//   fp4      word s: exponent and mantissa of a code at bit 9 - 3 j, its sign at bit 15 - j, so
+//            that the first pair is two halves, and the others are one or two shifts away from it
 //   tables   of 4 bits: word s, at bit 8 j, and the second code at bit 8 j + 4
 //
 // 2:4 weights of 4 bits (kSparse4) take 3 bits each, and are stored as 3-bit words are. The pairs
@@ -115,11 +115,11 @@ enum GroupSpan {
 #define MARLIN_CONSTANT_VALUE_TYPE 19
 #define MARLIN_CONSTANT_PAGED_KEYS 20    // Keys and values are in pages, not in tensors.
 #define MARLIN_CONSTANT_ALIGNED_KEYS 21  // Every four features of keys and values are aligned.
-#define MARLIN_CONSTANT_GROUP_LOG2 22      // Of group_size; 0: no power of two; kOneGroup.
+#define MARLIN_CONSTANT_GROUP_LOG2 22      // log2 of group_size; 0: no power of two; kOneGroup.
 #define MARLIN_CONSTANT_WHOLE_K 23         // k is a multiple of 128.
 #define MARLIN_CONSTANT_WHOLE_M 24         // m is a multiple of the rows of a threadgroup.
 #define MARLIN_CONSTANT_INTEGER_ZEROS 25   // Codes and zero points are integers.
-#define MARLIN_CONSTANT_COUNT 22
+#define MARLIN_CONSTANT_COUNT 26
 
 // Indices of the buffers. Absent operands are bound to a buffer that is not read.
 #define MARLIN_BUFFER_CODES 0

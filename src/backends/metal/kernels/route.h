@@ -71,8 +71,8 @@ static METAL_FUNC bool HasNanBias(RouterRow row, ushort lane, RouterParameters p
 }
 
 /// Whether a row has no softmax or sigmoid.
-static METAL_FUNC bool HasBadLogit(RouterScratch scratch, RouterRow row,
-                                   ushort lane, RouterParameters p) {
+static METAL_FUNC bool HasBadLogit(RouterScratch scratch, RouterRow row, ushort lane,
+                                   RouterParameters p) {
   const uint first_key = uint(p.experts) + uint(row.row) * uint(RouterKeys(p.experts));
   uint key = kNoKey;
   bool is_finite = false;
@@ -126,8 +126,7 @@ struct Softmax {
   Wide factor;
 };
 
-static METAL_FUNC Softmax SoftmaxOf(RouterScratch scratch, ushort lane,
-                                    RouterParameters p) {
+static METAL_FUNC Softmax SoftmaxOf(RouterScratch scratch, ushort lane, RouterParameters p) {
   int ordered = OrderedInt(int(kMinusInfinityBits));
   for (int e = lane; e < p.experts; e += kLanes) {
     ordered = metal::max(ordered, OrderedInt(as_type<int>(scratch.logits[e])));
@@ -151,8 +150,8 @@ static METAL_FUNC Wide ScoreOf(float logit, Softmax softmax, RouterParameters p)
   return Multiply(ExpOfMinus(Distance(softmax.largest, logit)), softmax.factor);
 }
 
-static METAL_FUNC void FillKeys(RouterScratch scratch, RouterRow row, Softmax softmax,
-                                ushort lane, RouterParameters p) {
+static METAL_FUNC void FillKeys(RouterScratch scratch, RouterRow row, Softmax softmax, ushort lane,
+                                RouterParameters p) {
   for (int e = lane; e < p.experts; e += kLanes) {
     const float logit = scratch.logits[e];
     ulong choice = p.scoring == kScoreSoftmaxOfChosen ? DoubleOfFloat(logit)
@@ -177,8 +176,7 @@ static METAL_FUNC ulong KeyOfGroup(threadgroup const ulong* keys, int size, int 
 
 /// Group-limited routing: excludes the experts of all but the top_groups groups. Ties keep the
 /// lower group.
-static METAL_FUNC void DropGroups(RouterScratch scratch, ushort lane,
-                                  RouterParameters p) {
+static METAL_FUNC void DropGroups(RouterScratch scratch, ushort lane, RouterParameters p) {
   const int size = p.experts / p.groups;
   metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
   for (int group = lane; group < p.groups; group += kLanes) {
@@ -210,8 +208,7 @@ static inline Candidate BetterOf(Candidate a, Candidate b) {
   return second ? b : a;
 }
 
-static METAL_FUNC Candidate BestOfLane(RouterScratch scratch, ushort lane,
-                                       RouterParameters p) {
+static METAL_FUNC Candidate BestOfLane(RouterScratch scratch, ushort lane, RouterParameters p) {
   Candidate best = {0, p.experts};
   for (int e = lane; e < p.experts; e += kLanes) best = BetterOf(best, {scratch.keys[e], e});
   return best;
@@ -238,8 +235,8 @@ static METAL_FUNC void SelectExperts(RouterScratch scratch, RouterRow row, ushor
 
 /// The largest logit of the selected experts. Without a finite one all have equal weights: they are
 /// at no distance from it.
-static METAL_FUNC float LargestOfSelected(RouterScratch scratch, RouterRow row,
-                                          ushort lane, RouterParameters p) {
+static METAL_FUNC float LargestOfSelected(RouterScratch scratch, RouterRow row, ushort lane,
+                                          RouterParameters p) {
   int ordered = OrderedInt(int(kMinusInfinityBits));
   for (int i = lane; i < p.top_k; i += kLanes) {
     ordered = metal::max(ordered, OrderedInt(as_type<int>(scratch.logits[row.ids[i]])));
@@ -254,8 +251,9 @@ static METAL_FUNC Wide SelectedScore(float logit, Softmax softmax, RouterParamet
 }
 
 static inline Wide LargerWide(Wide a, Wide b) {
-  const bool larger = a.mantissa == 0 || (b.mantissa != 0 && (b.exponent > a.exponent ||
-                      (b.exponent == a.exponent && b.mantissa > a.mantissa)));
+  const bool larger = a.mantissa == 0 ||
+                      (b.mantissa != 0 && (b.exponent > a.exponent ||
+                                           (b.exponent == a.exponent && b.mantissa > a.mantissa)));
   return larger ? b : a;
 }
 
@@ -272,8 +270,8 @@ static METAL_FUNC uint ScaledBits(Wide weight, uint scale) {
   return bits ^ (scale & 0x80000000u);
 }
 
-static METAL_FUNC void Weigh(RouterScratch scratch, RouterRow row,
-                             Softmax softmax, ushort lane, RouterParameters p) {
+static METAL_FUNC void Weigh(RouterScratch scratch, RouterRow row, Softmax softmax, ushort lane,
+                             RouterParameters p) {
   const bool of_chosen = p.scoring == kScoreSoftmaxOfChosen;
   if (of_chosen) softmax.largest = LargestOfSelected(scratch, row, lane, p);
   Wide factor = WideOfFloat(p.scaling_factor);

@@ -18,9 +18,7 @@ static inline uint KeyOf(uint logit) {
 static inline uint LogitOf(uint key) { return (key >> 31) != 0 ? key & 0x7fffffffu : ~key; }
 
 /// A token with its logit: the largest is the most likely one, ties by the lower id. Not 0.
-static inline ulong TokenKey(uint logit, int id) {
-  return ulong(KeyOf(logit)) << 32 | uint(~id);
-}
+static inline ulong TokenKey(uint logit, int id) { return ulong(KeyOf(logit)) << 32 | uint(~id); }
 static inline uint LogitOfToken(ulong key) { return LogitOf(uint(key >> 32)); }
 static inline int IdOfToken(ulong key) { return int(~uint(key)); }
 
@@ -32,8 +30,7 @@ struct SamplePlace {
 };
 
 /// All threads call these with memory of a word per simdgroup, and get the same result.
-static METAL_FUNC ulong LargestOfThreads(threadgroup ulong* words, ulong value,
-                                         SamplePlace place) {
+static METAL_FUNC ulong LargestOfThreads(threadgroup ulong* words, ulong value, SamplePlace place) {
   for (ushort step = kLanes / 2; step > 0; step /= 2) {
     value = LargerOf(value, ShuffleXor(value, step));
   }

@@ -35,7 +35,7 @@ struct LogSoftmax {
 /// 64 fraction bits do not fit with the integer part, so that both halves have sums.
 static METAL_FUNC Wide SumOfPowers(threadgroup ulong* words, RankedRow row, uint largest,
                                    SamplePlace place, LogProbabilityParameters p) {
-  const WeightScale scale = {largest, 63, Wide{kTopBit, 0}};
+  const WeightScale scale = ScaleOf(largest, Wide{kTopBit, 0}, 63);
   ulong high = 0;
   ulong low = 0;
   for (int id = place.index; id < p.vocab; id += kSampleThreads) {

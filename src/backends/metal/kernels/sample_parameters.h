@@ -40,10 +40,10 @@ struct LogProbabilityParameters {
   MARLIN_INT32 likely;  ///< Most likely tokens of a row that are wanted.
 };
 
-/// What a row of a call reports beside its state row, besides marks (plan/step/sample_marks.h).
+/// What a row of a call reports with its state row, if not a mark (plan/integers/token_marks.h).
 enum SampleError { kSampledOrMarked, kNoSuchState, kStateNotReset };
 
-// Indices of the buffers, besides MARLIN_BUFFER_PARAMETERS. An error is an int2: of a row of
+// Indices of the buffers, besides MARLIN_BUFFER_PARAMETERS. An error begins an int4: of a row of
 // samples {state row, SampleError or mark}, of a prompt {place, id}, of a row of log-probabilities
 // {-1 or 0, id}.
 #define MARLIN_BUFFER_LOGITS 0

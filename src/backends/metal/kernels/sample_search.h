@@ -1,6 +1,6 @@
 // The token of a cumulative weight: a radix search over the bits of the logits, with a histogram of
-// weights per level. It needs no sort, and the sums are of integers (plan/integers/sample_weights.h)
-// and so do not depend on an order.
+// weights per level. It needs no sort, and the sums are of integers
+// (plan/integers/sample_weights.h) and so do not depend on an order.
 //
 //   fill     bins of the tokens that are kept and begin with the bits found so far
 //   find     the first simdgroup: from the top, the bin at which the sum exceeds the target

@@ -25,7 +25,7 @@ struct SampleMemory {
   device const uint* allowed;
   device const int* allowed_rows;
   device const int* drafts;
-  device int2* errors;
+  device int4* errors;
 };
 
 static inline int StateRowOf(SampleMemory memory, int row, SampleParameters p) {
@@ -53,7 +53,7 @@ static METAL_FUNC int StateError(SampleMemory memory, int state_row, SampleParam
 static METAL_FUNC int DrawLikely(threadgroup SampleScratch* scratch, RowLogits row, uint largest,
                                  device SamplerState* state, SamplePlace place) {
   const DrawOptions options = row.options;
-  const WeightScale scale = ScaleOf(largest, options.temperature, row.vocab);
+  const WeightScale scale = ScaleOf(largest, InverseOf(options.temperature), WeightBits(row.vocab));
   Cut cut = {0, kNoId};
   if (options.top_k > 0 && options.top_k < row.vocab) {
     const Measure one = {true, 0, scale};
@@ -121,7 +121,7 @@ static METAL_FUNC int SampleRow(threadgroup SampleScratch* scratch, SampleMemory
     metal::threadgroup_barrier(metal::mem_flags::mem_device);
     if (place.index == 0 && token >= 0) seen[token] += 2;
   }
-  if (place.index == 0 && token < 0) memory.errors[row] = int2(state_row, token);
+  if (place.index == 0 && token < 0) memory.errors[row] = int4(state_row, token, 0, 0);
   return token;
 }
 
@@ -130,7 +130,7 @@ static METAL_FUNC void SampleSequence(threadgroup SampleScratch* scratch, Sample
   const int state_row = StateRowOf(memory, row, p);
   if (state_row < 0) return;
   const int error = StateError(memory, state_row, p);
-  if (place.index == 0 && error != kSampledOrMarked) memory.errors[row] = int2(state_row, error);
+  if (place.index == 0 && error != kSampledOrMarked) memory.errors[row] = int4(state_row, error, 0, 0);
   if (DraftOf(memory, row - 1, p) >= 0) return;
   bool goes_on = true;
   for (bool last = false; !last; ++row) {

@@ -13,7 +13,7 @@ using namespace marlin::kernels;
     device const uint* allowed [[buffer(MARLIN_BUFFER_ALLOWED)]],
     device const int* allowed_rows [[buffer(MARLIN_BUFFER_ALLOWED_ROWS)]],
     device const int* drafts [[buffer(MARLIN_BUFFER_DRAFTS)]],
-    device int2* errors [[buffer(MARLIN_BUFFER_SAMPLE_ERRORS)]],
+    device int4* errors [[buffer(MARLIN_BUFFER_SAMPLE_ERRORS)]],
     constant SampleParameters& p [[buffer(MARLIN_BUFFER_PARAMETERS)]],
     uint group [[threadgroup_position_in_grid]], ushort index [[thread_index_in_threadgroup]],
     ushort simdgroup [[simdgroup_index_in_threadgroup]],
@@ -28,7 +28,7 @@ using namespace marlin::kernels;
 [[kernel]] [[max_total_threads_per_threadgroup(kSampleThreads)]] void reset_sampler(
     device uchar* states [[buffer(MARLIN_BUFFER_SAMPLER_STATES)]],
     device const int* prompt [[buffer(MARLIN_BUFFER_PROMPT)]],
-    device int2* errors [[buffer(MARLIN_BUFFER_SAMPLE_ERRORS)]],
+    device int4* errors [[buffer(MARLIN_BUFFER_SAMPLE_ERRORS)]],
     constant ResetParameters& p [[buffer(MARLIN_BUFFER_PARAMETERS)]],
     ushort index [[thread_index_in_threadgroup]],
     ushort simdgroup [[simdgroup_index_in_threadgroup]],
@@ -51,7 +51,7 @@ using namespace marlin::kernels;
   const SamplePlace place = {index, simdgroup, lane};
   wrong = LeastIdOfThreads(words, wrong, place);
   if (index != 0) return;
-  if (wrong != kNoId) *errors = int2(wrong, prompt[wrong]);
+  if (wrong != kNoId) *errors = int4(wrong, prompt[wrong], 0, 0);
   state->magic = kSamplerMagic;
   state->vocab = p.vocab;
   state->options = p.options;

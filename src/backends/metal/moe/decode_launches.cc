@@ -81,7 +81,7 @@ class UnsortedLaunches : public PassLaunches {
     return parts;
   }
 
-  /// `sums`: the launch adds the results, else it stores them.
+  /// `sums`: the launch adds the results; otherwise it stores them.
   void AddDown(const MatrixGroup& group, bool sums) {
     const int64_t strips = CeilDivide(group.columns, int64_t{kStripOutputs});
     KernelLaunch launch =

@@ -20,11 +20,11 @@ struct MatrixGroup {
   kernels::ExpertPart part = kernels::kPartGate;
   int parts = 1;          ///< 2: of `part` and of the part after it.
   int64_t columns = 0;    ///< The largest n.
-  int64_t chunks = 0;     ///< Of the largest k.
+  int64_t chunks = 0;     ///< Chunks of the largest k.
   bool routed = false;    ///< Whether there are matrices of experts besides the shared one.
   bool shared = false;    ///< Whether there are matrices of the shared expert.
   StripPart table = {};   ///< The value table of the first.
-  bool one_table = true;  ///< Whether it is that of all.
+  bool one_table = true;  ///< Whether all have it.
   bool gated() const { return constants[MARLIN_CONSTANT_GATED] != 0; }
 };
 

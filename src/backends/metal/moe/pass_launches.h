@@ -1,4 +1,4 @@
-// What the launches of a pass of experts have in common, whether its selections are sorted or not.
+// Base of the launches of a pass of experts, whether its selections are sorted or not.
 #pragma once
 
 #include <cstdint>

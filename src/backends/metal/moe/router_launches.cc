@@ -60,9 +60,8 @@ KernelLaunch RouterLaunch(const TensorView& input, const RouterOptions& options,
   launch.buffers.push_back({MARLIN_BUFFER_ROUTER_WEIGHTS, RowOfView(weights, rows.first),
                             BytesOfRows(weights, rows.count), true, false});
   const auto of_experts = [&](int index, const TensorView& view) {
-    return view.empty()
-               ? KernelBuffer{index, first, bytes}
-               : KernelBuffer{index, view.data(), experts * int64_t{sizeof(float)}};
+    return view.empty() ? KernelBuffer{index, first, bytes}
+                        : KernelBuffer{index, view.data(), experts * int64_t{sizeof(float)}};
   };
   launch.buffers.push_back(of_experts(MARLIN_BUFFER_CHOICE_BIAS, options.choice_bias));
   launch.buffers.push_back(of_experts(MARLIN_BUFFER_ROUTER_SCALES, options.scales));
@@ -119,8 +118,8 @@ KernelLaunch RouteTokensLaunch(const RouteTokensCall& call, const RouterRows& ro
                                int64_t error_bytes) {
   KernelLaunch launch =
       RouterLaunch(call.logits, call.options, call.logits.dim(1), call.ids, call.weights, rows);
-  launch.function = call.logits.dim(1) <= kernels::kFewRouterExperts ? "moe_router_topk"
-                                                                     : "moe_router_topk_many";
+  launch.function =
+      call.logits.dim(1) <= kernels::kFewRouterExperts ? "moe_router_topk" : "moe_router_topk_many";
   launch.threads = kernels::kLanes;
   RouterParametersOf(&launch).logits_stride = call.logits.stride(0);
   BindRouterError(error, error_bytes, &launch);

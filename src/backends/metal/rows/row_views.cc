@@ -11,7 +11,7 @@ namespace marlin::metal {
 namespace {
 
 /// Threads of a threadgroup of an elementwise kernel, at most, and columns that each has.
-constexpr int64_t kThreads = 256;
+constexpr int64_t kRowThreads = 256;
 constexpr int64_t kColumnsOfThread = 4;
 
 }  // namespace
@@ -98,7 +98,7 @@ KernelLaunch ElementLaunch(std::string_view function, const TensorView& view,
                            kernels::RowParameters* parameters) {
   const int64_t columns = view.dim(view.rank() - 1);
   const int64_t threads =
-      std::min(RoundUp(std::max<int64_t>(columns, 1), int64_t{kernels::kLanes}), kThreads);
+      std::min(RoundUp(std::max<int64_t>(columns, 1), int64_t{kernels::kLanes}), kRowThreads);
   const int64_t groups =
       std::clamp<int64_t>(CeilDivide(columns, threads * kColumnsOfThread), 1, 1024);
   KernelLaunch launch;

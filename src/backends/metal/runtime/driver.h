@@ -143,6 +143,10 @@ class Driver {
   virtual ~Driver() = default;
   virtual DriverInfo Info() const = 0;
   virtual DeviceShape Shape() const = 0;
+  /// Whether an earlier process found every kernel of this build right on this device.
+  virtual bool kernels_known_right() const { return false; }
+  /// Lets later processes know it; may fail to.
+  virtual void RememberRightKernels() {}
 
   /// Runs launches in order: each sees the writes of those before it. May return before they
   /// complete. Errors: kUnsupported (a kernel that does not compile here), kDeviceLost.

@@ -25,8 +25,8 @@ class ErrorWords : public std::enable_shared_from_this<ErrorWords> {
 
   explicit ErrorWords(Driver& driver) : driver_(driver) {}
 
-  /// The first of `count` adjacent, uninitialised words, which go back when its last reference does.
-  /// Errors: kOutOfMemory.
+  /// The first of `count` adjacent, uninitialised words, which go back when its last reference
+  /// does. Errors: kOutOfMemory.
   Result<std::shared_ptr<Word>> Take(int64_t count = 1);
 
  private:

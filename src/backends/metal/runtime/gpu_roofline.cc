@@ -13,11 +13,11 @@ using kernels::kLanes;
 using kernels::kRooflineSums;
 using kernels::kRooflineVectors;
 
-constexpr uint32_t kReadThreads = 256;
+constexpr uint32_t kRooflineThreads = 256;
 constexpr int kReadRounds = 16;
 constexpr int64_t kWordBytes = sizeof(uint32_t);
 constexpr int64_t kVectorBytes = 4 * kWordBytes;
-constexpr int64_t kGroupVectors = int64_t{kReadRounds} * kRooflineVectors * kReadThreads;
+constexpr int64_t kGroupVectors = int64_t{kReadRounds} * kRooflineVectors * kRooflineThreads;
 constexpr int64_t kGroupBytes = kGroupVectors * kVectorBytes;
 
 /// Threadgroups per core of the matrix benchmark: more simdgroups than a core keeps resident.
@@ -50,9 +50,9 @@ Result<GpuRoofline> GpuRoofline::Make(Driver& driver, int64_t read_bytes, int ma
   return roofline;
 }
 
-int64_t GpuRoofline::read_threads() const { return read_bytes_ / kGroupBytes * kReadThreads; }
+int64_t GpuRoofline::read_threads() const { return read_bytes_ / kGroupBytes * kRooflineThreads; }
 int64_t GpuRoofline::matrix_threads() const {
-  return std::max(driver_->Shape().cores, 1) * kMatrixGroupsOfCore * kReadThreads;
+  return std::max(driver_->Shape().cores, 1) * kMatrixGroupsOfCore * kRooflineThreads;
 }
 
 KernelLaunch GpuRoofline::ReadLaunch(int64_t threadgroups) const {
@@ -62,8 +62,8 @@ KernelLaunch GpuRoofline::ReadLaunch(int64_t threadgroups) const {
   launch.parameters.input_stride = kGroupVectors;
   launch.parameters.k = kReadRounds;
   launch.threadgroups = {static_cast<uint32_t>(threadgroups), 1, 1};
-  launch.threads = kReadThreads;
-  const int64_t sum_bytes = threadgroups * kReadThreads * int64_t{sizeof(uint32_t)};
+  launch.threads = kRooflineThreads;
+  const int64_t sum_bytes = threadgroups * kRooflineThreads * int64_t{sizeof(uint32_t)};
   launch.buffers = {{MARLIN_BUFFER_INPUT, data_.get(), threadgroups * kGroupBytes},
                     {MARLIN_BUFFER_OUTPUT, sums_.get(), sum_bytes, true, false}};
   return launch;
@@ -74,8 +74,8 @@ KernelLaunch GpuRoofline::MatrixLaunch() const {
   launch.source = "roofline.metal";
   launch.function = "marlin_roofline_multiply";
   launch.parameters.k = matrix_steps_;
-  launch.threadgroups = {static_cast<uint32_t>(matrix_threads() / kReadThreads), 1, 1};
-  launch.threads = kReadThreads;
+  launch.threadgroups = {static_cast<uint32_t>(matrix_threads() / kRooflineThreads), 1, 1};
+  launch.threads = kRooflineThreads;
   constexpr int64_t kInputBytes = (2 + kRooflineSums) * int64_t{sizeof(float)};
   const int64_t sum_bytes = matrix_threads() * int64_t{sizeof(float)};
   launch.buffers = {{MARLIN_BUFFER_INPUT, matrix_inputs_.get(), kInputBytes},

@@ -25,9 +25,8 @@ std::string OnlyInstance(std::string_view text, std::string_view function) {
     const std::string_view line = text.substr(0, end);
     text.remove_prefix(end);
     const size_t quote = line.find("(\"");
-    const bool instance =
-        quote != std::string_view::npos &&
-        line.find_first_not_of("ABCDEFGHIJKLMNOPQRSTUVWXYZ_") == quote;
+    const bool instance = quote != std::string_view::npos &&
+                          line.find_first_not_of("ABCDEFGHIJKLMNOPQRSTUVWXYZ_") == quote;
     if (!instance || line.substr(quote + 2).starts_with(fmt::format("{}\"", function))) {
       kept += line;
     }
@@ -56,8 +55,7 @@ Result<metal_sim::MetalProgram*> LaunchSlots::ProgramOf(const KernelLaunch& laun
   metal_sim::CompileOptions options;
   options.clang = SimulatorCompiler();
   options.count_slots = true;
-  MARLIN_ASSIGN_OR_RETURN(program,
-                          FromSimulator(metal_sim::MetalProgram::Compile(path, options)));
+  MARLIN_ASSIGN_OR_RETURN(program, FromSimulator(metal_sim::MetalProgram::Compile(path, options)));
   return program.get();
 }
 

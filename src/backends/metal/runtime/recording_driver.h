@@ -60,7 +60,7 @@ class RecordingDriver final : public Driver {
   const std::unique_ptr<Driver> driver_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<Stream>> streams_;
-  /// Those of recordings that failed. Others are not used again: their workspaces are freed after
+  /// Streams of recordings that failed. Others are not used again: their workspaces are freed after
   /// their recordings have ended.
   std::vector<Stream*> spare_;
 };

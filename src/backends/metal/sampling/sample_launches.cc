@@ -38,8 +38,7 @@ KernelBuffer Errors(std::span<ErrorWords::Word> words) {
 }
 
 KernelBuffer Logits(const TensorView& logits) {
-  const int64_t bytes =
-      ExtentBytes(logits.dim(0), logits.dim(1), logits.stride(0), logits.dtype());
+  const int64_t bytes = ExtentBytes(logits.dim(0), logits.dim(1), logits.stride(0), logits.dtype());
   return {MARLIN_BUFFER_LOGITS, logits.data(), bytes};
 }
 
@@ -65,9 +64,8 @@ Status StateError(const SampledCall& call, const ErrorWords::Word& word, int64_t
                   fmt::format("state_rows: expected less than {}, got {} at {}", call.states,
                               word.selection, row));
   }
-  return Status(
-      Code::kInvalidArgument,
-      fmt::format("states: row {} was not reset for {} tokens", word.selection, call.vocab));
+  return Status(Code::kInvalidArgument, fmt::format("states: row {} was not reset for {} tokens",
+                                                    word.selection, call.vocab));
 }
 
 /// The error of a call whose rows have reported words.
@@ -107,9 +105,8 @@ bool Takes(const ResetSamplerCall& call, const DeviceShape& /*shape*/) {
 Status Launch(const ResetSamplerCall& call, CallContext* context) {
   const int64_t vocab = call.vocab;
   const auto error_of = [vocab](CallContext::Words words) {
-    return Status(Code::kInvalidArgument,
-                  fmt::format("prompt: expected 0..{}, got {} at {}", vocab - 1, words[0].id,
-                              words[0].selection));
+    return Status(Code::kInvalidArgument, fmt::format("prompt: expected 0..{}, got {} at {}",
+                                                      vocab - 1, words[0].id, words[0].selection));
   };
   MARLIN_ASSIGN_OR_RETURN(const std::span<ErrorWords::Word> words,
                           context->TakeWords(2, {-1, 0}, error_of));

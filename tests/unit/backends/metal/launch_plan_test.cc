@@ -73,7 +73,8 @@ TEST(PlanLaunch, CoversEverythingOnce) {
         ASSERT_EQ(two, strips >= (paired ? 1024 : 512) && desc.m <= 4);
         ASSERT_EQ(x, paired || two ? (strips + 1) / 2 : strips);
         const int64_t simdgroups = plan.threads / 32;
-        ASSERT_LE(simdgroups, std::max<int64_t>(paired && !two ? 2 * chunks : chunks, paired ? 2 : 1));
+        const int64_t halves = paired && !two ? 2 : 1;
+        ASSERT_LE(simdgroups, halves * std::max<int64_t>(chunks, 1));
         ASSERT_EQ(plan.partial, desc.gated && !paired);
         const int64_t rows =
             std::stoi(std::string(plan.function.substr(plan.function.rfind('_') + 1)));

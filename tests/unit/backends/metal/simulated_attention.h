@@ -315,6 +315,8 @@ class SimulatedDecoder {
     return names;
   }
   const DecoderBackend& decoder() const { return *backend_->decoder(); }
+  /// Fast math promises nothing of NaN.
+  bool fast_math() const { return driver_->Shape().fast_math; }
 
  private:
   std::vector<SimulatedLaunch> launches_;

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "backends/metal/gemm/batch_launches.h"
-#include "backends/metal/kernels/batch_parameters.h"
 #include "backends/metal/gemm/row_parts.h"
 #include "backends/metal/kernels/batch_parameters.h"
 #include "backends/metal/metal_backend.h"

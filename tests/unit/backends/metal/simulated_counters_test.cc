@@ -137,8 +137,8 @@ TEST_F(SimulatedCounters, GemvTakesFewSlotsPerWeight) {
         Pinned{Format::kNf4, 32, 4.97}}) {
     const double slots =
         SlotsOfWeight(DType::kBf16, {.format = pinned.format, .group_size = pinned.group_size});
-    const std::string what = fmt::format("{} in groups of {}", FormatName(pinned.format),
-                                         pinned.group_size);
+    const std::string what =
+        fmt::format("{} in groups of {}", FormatName(pinned.format), pinned.group_size);
     fmt::print("{}: {:.2f} slots per weight\n", what, slots);
     EXPECT_LE(slots, 6.5) << what;
     EXPECT_NEAR(slots, pinned.slots, 0.01) << what;

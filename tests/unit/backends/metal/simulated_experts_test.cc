@@ -28,7 +28,8 @@ namespace {
 
 using ::testing::ElementsAre;
 
-// Gate and up with the activation, then down with the weighted sum; batch invariance needs the sort.
+// Gate and up with the activation, then down with the weighted sum; batch invariance needs the
+// sort.
 TEST_F(SimulatedExperts, DecodeIsTwoLaunches) {
   Layer layer = MakeLayer({.shared = true});
   MakeSet(&layer);
@@ -49,20 +50,23 @@ TEST_F(SimulatedExperts, DecodeHasALaunchPerKind) {
   const auto quantized = [](Format format) {
     return QuantizeOptions{.format = format, .group_size = 32};
   };
-  LayerOptions options{.hidden = 160, .inner = 72, .experts = 3, .biased = true};
+  LayerOptions options{.hidden = 160, .inner = 72, .experts = 4, .biased = true};
   options.shared = options.shared_gate = true;
   options.quantized = quantized(Format::kFp4E2M1);
   Layer layer = MakeLayer(options);
   options.quantized = quantized(Format::kNf4);
   layer.shared = MakeMlp(options);
   layer.experts[1].down = MakeMatrix(72, 160, quantized(Format::kU4), true);
+  layer.experts[2].gate = MakeMatrix(160, 144, quantized(Format::kS8), true);
+  layer.experts[3].present = false;
   MakeSet(&layer);
-  for (const int64_t top_k : {1, 3, 9}) {
-    const Batch batch = MakeBatch(layer, 1, top_k);
+  for (const int64_t top_k : {1, 4, 9}) {
+    Batch batch = MakeBatch(layer, 1, top_k);
+    for (size_t i = 0; i < batch.ids.size(); ++i) batch.ids[i] = static_cast<int32_t>(i % 4);
     ExpectClose(Run(layer, batch, ProblemOf(batch)), Reference(layer, batch));
-    EXPECT_THAT(Functions(), ElementsAre("moe_expert_gemm_fp4", "moe_shared_expert",
-                                         "moe_shared_score", "moe_down_sum_1", "moe_down_sum_1",
-                                         "moe_down_sum_1", "moe_sum_experts"));
+    EXPECT_THAT(Functions(), ElementsAre("moe_expert_gemm_fp4", "moe_gate_up_1",
+                                         "moe_shared_expert", "moe_shared_score", "moe_down_sum_1",
+                                         "moe_down_sum_1", "moe_down_sum_1", "moe_sum_experts"));
   }
 }
 
@@ -92,6 +96,7 @@ TEST_F(SimulatedExperts, DecodeClampsAndNamesTheFirstWrongSelection) {
   EXPECT_THAT(Functions(), ElementsAre("moe_gate_up_1", "moe_down_sum_1"));
   batch.ids[6] = 12;
   batch.ids[9] = -1;
+  batch.ids[11] = 1 << 20;
   std::vector<float> out;
   EXPECT_EQ(TryRun(layer, batch, problem, &out).message(),
             "ids: token 1, selection 2: 12 is not in 0..11");

@@ -25,8 +25,6 @@ namespace marlin::metal::simulated_sampler_test {
 namespace {
 
 using ::testing::Each;
-using ::testing::ElementsAre;
-using ::testing::StartsWith;
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -41,10 +39,10 @@ class States {
     view_ = {memory_->data(), DType::kU8, {count, bytes_}};
   }
   Status Reset(int64_t row, const SamplingOptions& options, const std::vector<int32_t>& prompt) {
-    const Status status = ResetSampler(
-        device_, options, vocab_,
-        {prompt.data(), DType::kI32, {static_cast<int64_t>(prompt.size())}},
-        {view_.As<uint8_t>() + row * bytes_, DType::kU8, {bytes_}});
+    const Status status =
+        ResetSampler(device_, options, vocab_,
+                     {prompt.data(), DType::kI32, {static_cast<int64_t>(prompt.size())}},
+                     {view_.As<uint8_t>() + row * bytes_, DType::kU8, {bytes_}});
     return status.ok() ? device_.Synchronize() : status;
   }
   const MutableTensorView& view() const { return view_; }
@@ -61,7 +59,7 @@ class States {
   MutableTensorView view_;
 };
 
-/// What a call has besides states.
+/// Operands of a call besides states.
 struct Step {
   std::vector<float> logits;  ///< [rows, vocab]
   std::vector<int32_t> state_rows = {};
@@ -289,6 +287,66 @@ TEST_F(SimulatedSampler, ReportsErrors) {
   States states(*device_, 1, kVocab);
   EXPECT_EQ(states.Reset(0, {}, {3, 16, -1}).message(), "prompt: expected 0..15, got 16 at 1");
   EXPECT_EQ(states.Reset(0, {}, {}).message(), "");
+}
+
+/// Results of LogProbabilities.
+struct Ranked {
+  std::vector<float> of_ids;
+  std::vector<int32_t> likely_ids;
+  std::vector<float> of_likely;
+  std::string error;
+};
+
+Ranked Rank(const Device& device, const std::vector<float>& logits, const std::vector<int32_t>& ids,
+            int64_t likely) {
+  const auto rows = static_cast<int64_t>(ids.size());
+  const auto count = static_cast<size_t>(rows * likely);
+  Ranked ranked{std::vector<float>(ids.size(), 7),
+                std::vector<int32_t>(count, 7),
+                std::vector<float>(count, 7),
+                {}};
+  const int64_t vocab = static_cast<int64_t>(logits.size()) / rows;
+  Status status =
+      LogProbabilities(device, {logits.data(), DType::kF32, {rows, vocab}}, Indices(ids),
+                       {{ranked.of_ids.data(), DType::kF32, {rows}},
+                        {ranked.likely_ids.data(), DType::kI32, {rows, likely}},
+                        {ranked.of_likely.data(), DType::kF32, {rows, likely}}});
+  if (status.ok()) status = device.Synchronize();
+  ranked.error = status.message();
+  return ranked;
+}
+
+void ExpectSame(const std::vector<float>& got, const std::vector<float>& want) {
+  ASSERT_EQ(got.size(), want.size());
+  for (size_t i = 0; i < want.size(); ++i) {
+    if (std::isnan(want[i])) {
+      EXPECT_TRUE(std::isnan(got[i])) << i;
+    } else {
+      EXPECT_FLOAT_EQ(got[i], want[i]) << i;
+    }
+  }
+}
+
+TEST_F(SimulatedSampler, LogProbabilitiesAreThoseOfTheHost) {
+  for (const int64_t vocab : {1, 40, 2100}) {
+    std::vector<float> logits = Gaussians(4 * vocab, 5.0F);
+    for (float& logit : logits) logit = std::round(logit * 4) / 4;
+    logits[0] = -0.0F;
+    logits[static_cast<size_t>(vocab)] = kNan;
+    std::fill_n(logits.begin() + 2 * vocab, vocab, -kInf);
+    logits.back() = -3e38F;
+    const std::vector<int32_t> ids = {0, 0, 0, static_cast<int32_t>(vocab - 1)};
+    const int64_t likely = std::min<int64_t>(vocab, 20);
+    const Ranked got = Rank(*device_, logits, ids, likely);
+    const Ranked want = Rank(*cpu_, logits, ids, likely);
+    EXPECT_EQ(got.error, want.error);
+    EXPECT_EQ(got.likely_ids, want.likely_ids);
+    ExpectSame(got.of_ids, want.of_ids);
+    ExpectSame(got.of_likely, want.of_likely);
+  }
+  EXPECT_EQ(Rank(*device_, std::vector<float>(9), {-1, 3, 4}, 0).error,
+            "ids: expected 0..2, got 3 at 1");
+  EXPECT_THAT(Functions(), Each("log_probabilities"));
 }
 
 }  // namespace
