@@ -110,8 +110,10 @@ def open_device(context: Context) -> dict[str, Any]:
     """Opens the device with all of its self-test, or with less of it, so that each kernel still has
     its turn. Sets how the later steps open it."""
     result: dict[str, Any] = {"state": "does not open", "device": None, "attempts": []}
-    for mode, name in (("", "all tests"), ("probe", "probes"), ("0", "no test")):
-        context.self_test = mode
+    # After all tests have passed once, later processes remember it.
+    for asked, mode, name in (("all", "", "all tests"), ("probe", "probe", "probes"),
+                              ("0", "0", "no test")):
+        context.self_test = asked
         outcome = context.conformance("--filter", "^$", "--json")
         document = document_of(outcome)
         device = document["devices"].get("metal") if document else None
@@ -121,6 +123,7 @@ def open_device(context: Context) -> dict[str, Any]:
             result["attempts"].append(messages({"self_test": name, "reason": reason or "no device"},
                                                outcome.error))
             continue
+        context.self_test = mode
         context.virtual = VIRTUAL_GPU in device["features"]
         return {**result, "state": f"opens with {name}", "device": device, "self_test": mode}
     return result
