@@ -27,6 +27,7 @@ VALIDATION = {"MTL_DEBUG_LAYER": "1", "MTL_SHADER_VALIDATION": "1",
               "MTL_DEBUG_LAYER_ERROR_MODE": "nslog", "MTL_DEBUG_LAYER_WARNING_MODE": "nslog"}
 MOST_EXCLUDED = 3  # Cases of a kernel that crash, hang or lose the device before it is given up.
 MOST_FAILURES = 20  # Recorded of a kernel.
+MOST_VALIDATED = 24  # Cases of a kernel that run under Metal's validation layers.
 MOST_TEXT = 20000  # Characters of messages recorded of a process.
 # A tenth of the cases: every case of a row has a seed of its own.
 QUICK = r"(.*/)?seed\d*0$"
@@ -253,8 +254,10 @@ def kernel_row(kernel: str, document: dict[str, Any] | None,
 
 
 def validate_kernel(context: Context, kernel: str, cases: list[str]) -> dict[str, Any]:
-    """Runs a few cases of a kernel under Metal's validation layers, and keeps what they say."""
-    chosen = sorted({cases[at * (len(cases) - 1) // 3] for at in range(4)})
+    """Runs a few cases of a kernel under Metal's validation layers, and keeps what they say. Most
+    kernels decline most cases."""
+    parts = MOST_VALIDATED - 1
+    chosen = sorted({cases[at * (len(cases) - 1) // parts] for at in range(parts + 1)})
     pattern = "^(" + "|".join(map(escaped, chosen)) + ")$"
     outcome = context.conformance("--filter", pattern, "--jobs", "1", "--json", "--progress",
                                   environment=VALIDATION)
