@@ -117,8 +117,9 @@ class MetalRecord(unittest.TestCase):
             path.parent.mkdir(exist_ok=True)
             path.write_text(f"#!{sys.executable} -IS\n{textwrap.dedent(text)}")
             path.chmod(0o755)
-        self.plan: dict[str, Any] = {"kernels": ["one", "two"], "opens_with": ["all", "", "probe", "0"],
-                                     "device": "metal-sim", "features": [], "tokens": "golden"}
+        self.plan: dict[str, Any] = {
+            "kernels": ["one", "two"], "opens_with": ["all", "", "probe", "0"],
+            "device": "metal-sim", "features": [], "tokens": "golden"}
         # No compiler, here as on a Mac without Xcode.
         programs = mock.patch.dict(os.environ, {"PATH": str(self.build)})
         programs.start()
