@@ -49,7 +49,7 @@ enum SampleError { kSampledOrMarked, kNoSuchState, kStateNotReset };
 #define MARLIN_BUFFER_LOGITS 0
 #define MARLIN_BUFFER_SAMPLER_STATES 1
 #define MARLIN_BUFFER_TOKENS 2      // i32 [rows]
-#define MARLIN_BUFFER_SAMPLED_STATE_ROWS 3  // i32 [rows]; read if has_state_rows.
+#define MARLIN_BUFFER_STATE_ROWS 3  // i32 [rows]; read if has_state_rows.
 #define MARLIN_BUFFER_ALLOWED 4     // u32 [masks][mask_words]
 #define MARLIN_BUFFER_ALLOWED_ROWS 5
 #define MARLIN_BUFFER_DRAFTS 6

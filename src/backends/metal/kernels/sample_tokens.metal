@@ -9,7 +9,7 @@ using namespace marlin::kernels;
     device const uint* logits [[buffer(MARLIN_BUFFER_LOGITS)]],
     device uchar* states [[buffer(MARLIN_BUFFER_SAMPLER_STATES)]],
     device int* tokens [[buffer(MARLIN_BUFFER_TOKENS)]],
-    device const int* state_rows [[buffer(MARLIN_BUFFER_SAMPLED_STATE_ROWS)]],
+    device const int* state_rows [[buffer(MARLIN_BUFFER_STATE_ROWS)]],
     device const uint* allowed [[buffer(MARLIN_BUFFER_ALLOWED)]],
     device const int* allowed_rows [[buffer(MARLIN_BUFFER_ALLOWED_ROWS)]],
     device const int* drafts [[buffer(MARLIN_BUFFER_DRAFTS)]],

@@ -151,7 +151,7 @@ Status Launch(const SampleTokensCall& call, CallContext* context) {
                               true, true});
     launch.buffers.push_back({MARLIN_BUFFER_TOKENS, call.tokens.data(),
                               rows * int64_t{sizeof(int32_t)}, true, first > 0});
-    launch.buffers.push_back(bound(MARLIN_BUFFER_SAMPLED_STATE_ROWS, call.state_rows));
+    launch.buffers.push_back(bound(MARLIN_BUFFER_STATE_ROWS, call.state_rows));
     launch.buffers.push_back(bound(MARLIN_BUFFER_ALLOWED, call.allowed));
     launch.buffers.push_back(bound(MARLIN_BUFFER_ALLOWED_ROWS, call.allowed_rows));
     launch.buffers.push_back(bound(MARLIN_BUFFER_DRAFTS, call.drafts));
