@@ -129,7 +129,7 @@ MARLIN_INLINE Wide WideOf(ulong bits, int digits, int least) {
   return Normalized(fraction | implicit, metal::max(exponent, 1) + least - digits + 63);
 }
 
-/// Of the bits of a float, without its sign.
+/// The float that has these bits, without its sign.
 MARLIN_INLINE Wide WideOfBits(uint x) { return WideOf(x & 0x7fffffffu, kFloatDigits, kFloatLeast); }
 
 MARLIN_INLINE Wide WideOfFloat(float x) { return WideOfBits(as_type<uint>(x)); }

@@ -19,10 +19,10 @@ namespace {
 
 /// With few features first, then few heads.
 constexpr AttendKernel kKernels[] = {
-    {"attend_1_64", 1, 64},    {"attend_4_64", 4, 64},   {"attend_8_64", 8, 64},
-    {"attend_1_128", 1, 128},  {"attend_4_128", 4, 128}, {"attend_8_128", 8, 128},
-    {"attend_1_256", 1, 256},  {"attend_4_256", 4, 256}, {"attend_1_512", 1, 512},
-    {"attend_2_512", 2, 512},  {"attend_1_1024", 1, 1024},
+    {"attend_1_64", 1, 64},   {"attend_4_64", 4, 64},     {"attend_8_64", 8, 64},
+    {"attend_1_128", 1, 128}, {"attend_4_128", 4, 128},   {"attend_8_128", 8, 128},
+    {"attend_1_256", 1, 256}, {"attend_4_256", 4, 256},   {"attend_1_512", 1, 512},
+    {"attend_2_512", 2, 512}, {"attend_1_1024", 1, 1024},
 };
 static_assert(std::end(kKernels)[-1].features == kernels::kMostAttendFeatures);
 constexpr AttendKernel kTileKernels[] = {{"attend_tile_64", 0, 64},
@@ -30,6 +30,8 @@ constexpr AttendKernel kTileKernels[] = {{"attend_tile_64", 0, 64},
                                          {"attend_tile_256", 0, 256},
                                          {"attend_tile_576", 0, 576}};
 static_assert(std::end(kTileKernels)[-1].features == kernels::kMostTileFeatures);
+
+static_assert(sizeof(kernels::AttendParameters) <= 4096, "setBytes takes no more");
 
 /// Positions, with room for a segment beyond the last one.
 constexpr int64_t kMostLength = std::numeric_limits<int32_t>::max() - 2 * kernels::kSegmentKeys;
@@ -184,7 +186,7 @@ Result<kernels::AttendParameters> ParametersOf(const AttendOperands& operands,
   return p;
 }
 
-/// What the kernels read besides queries and slabs.
+/// The read buffers of the kernels, without queries and slabs.
 std::vector<KernelBuffer> ReadBuffers(const AttendOperands& operands) {
   std::vector<KernelBuffer> buffers;
   // Absent buffers have no memory.
@@ -270,7 +272,8 @@ AttendPlan PlanSingle(const AttendOperands& operands, const DeviceShape& shape, 
   plan.kernel = KernelFor(group, Features(operands));
   plan.head_parts = CeilDivide(group, plan.kernel.heads);
   plan.indices = indices;
-  plan.indices_of_launch = IndicesOfLaunch(indices, kMostSingleOperations / AttendOperationsOf(operands, heads));
+  plan.indices_of_launch =
+      IndicesOfLaunch(indices, kMostSingleOperations / AttendOperationsOf(operands, heads));
   const int64_t threadgroups = indices * operands.kv_heads() * plan.head_parts;
   SplitSegments(operands, shape, threadgroups, MostSegments(operands, 1), indices, &plan);
   return plan;
@@ -311,7 +314,7 @@ AttendPlan PlanTiles(const AttendOperands& operands, const DeviceShape& shape,
       plan.indices,
       kMostTileOperations / AttendOperationsOf(operands, operands.kv_heads() * tile_rows));
   plan.least_tokens = least_tokens;
-  // Beside single rows the tiles may have no sequence at all.
+  // If single rows have a kernel of their own, the tiles may have no sequence at all.
   if (operands.sequences() > 1 && least_tokens > 1) return plan;
   const int64_t tile_tokens = std::min(CeilDivide(tile_rows, group) + 1, rows);
   SplitSegments(operands, shape, plan.indices * operands.kv_heads(),
@@ -319,7 +322,7 @@ AttendPlan PlanTiles(const AttendOperands& operands, const DeviceShape& shape,
   return plan;
 }
 
-/// Appends the launch of `count` indices, and that of their merge.
+/// Appends the launch of `count` indices, and the merge of their segments.
 Status LaunchPart(const AttendOperands& operands, const AttendPlan& plan, int64_t count,
                   const kernels::AttendParameters& p, CallContext* context) {
   const bool tiles = plan.kernel.heads == 0;
@@ -341,8 +344,8 @@ Status LaunchPart(const AttendOperands& operands, const AttendPlan& plan, int64_
   const RowLimits limits{p.pages.rows, p.pages.blocks, p.pages.page_tokens};
   MARLIN_RETURN_IF_ERROR(BindReport(
       p.checks != 0,
-      [limits](const ErrorWords::Word& report) { return RowReportError(report, limits); },
-      context, &launch));
+      [limits](const ErrorWords::Word& report) { return RowReportError(report, limits); }, context,
+      &launch));
   context->launches.push_back(launch);
   if (plan.segments > 1) {
     context->launches.push_back(MergeLaunch(operands, plan, launch, context->workspace));
@@ -366,8 +369,8 @@ bool TakesAttention(const AttendOperands& operands) {
   }
   if (!operands.paged()) return true;
   const PagedCache& cache = *operands.cache;
-  return cache.page_tokens % kernels::kBlockKeys == 0 && TakesSlabs(cache) && operands.sequences() < kMostRows &&
-         operands.rows->block_tables.dim(1) < kMostRows;
+  return cache.page_tokens % kernels::kBlockKeys == 0 && TakesSlabs(cache) &&
+         operands.sequences() < kMostRows && operands.rows->block_tables.dim(1) < kMostRows;
 }
 
 AttendPlans PlanAttend(const AttendOperands& operands, const DeviceShape& shape) {
@@ -381,7 +384,7 @@ AttendPlans PlanAttend(const AttendOperands& operands, const DeviceShape& shape)
   plans.tiles = PlanTiles(operands, shape, least_tokens);
   const int64_t most_tokens = least_tokens - 1;
   if (operands.sequences() == 1 || most_tokens == 0) return plans;
-  // The other sequences have so many rows at most.
+  // The other sequences have fewer rows.
   const int64_t places = operands.sequences() * most_tokens;
   plans.single = PlanSingle(operands, shape, std::min(rows, places));
   plans.single.rows_of_sequence = rows > places ? most_tokens : 0;

@@ -17,9 +17,9 @@ struct AttendOperands {
   TensorView queries;  ///< [rows, heads, key_dim]
   MutableTensorView out;
   const AttentionOptions& options;
-  TensorView keys = {};  ///< Of one sequence, as `values`.
+  TensorView keys = {};  ///< One sequence's, as `values`.
   TensorView values = {};
-  const SequenceRows* rows = nullptr;  ///< Of a paged cache, as `cache`.
+  const SequenceRows* rows = nullptr;  ///< A paged cache's, as `cache`.
   const PagedCache* cache = nullptr;
 
   bool paged() const { return cache != nullptr; }
@@ -61,7 +61,7 @@ struct AttendPlan {
   int64_t rows_of_sequence = 0;  ///< As in kernels::AttendParameters.
   int64_t least_tokens = 1;
   int64_t most_tokens = std::numeric_limits<int32_t>::max();
-  int64_t indices_of_launch = 0;  ///< Of each launch but the last.
+  int64_t indices_of_launch = 0;  ///< Indices of every launch but the last.
   int64_t head_parts = 1;
   int64_t segments = 1;  ///< Threadgroups of a row and head.
   int64_t sums_bytes = 0;

@@ -1,4 +1,5 @@
-// The two attention operations as launches: over tensors of keys and values, and over a paged cache.
+// The two attention operations as launches: over tensors of keys and values, and over a paged
+// cache.
 #include <algorithm>
 
 #include "backends/metal/attention/attend_launches.h"

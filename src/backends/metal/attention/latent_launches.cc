@@ -20,7 +20,7 @@ namespace {
 /// Rows of head_product_8 and of head_product_32, and up to which the first one is used.
 constexpr int64_t kFewRows = 8;
 constexpr int64_t kManyRows = 32;
-/// Matrix products of weights that are read once per so many rows take a half of the time of GEMMs.
+/// Weights are read once per tile of rows: assume half of a GEMM's operations per second.
 constexpr int64_t kMostProductOperations = kMostOperationsOfPart / 2;
 
 uint32_t BlocksOf(int64_t outputs) {
@@ -105,8 +105,8 @@ kernels::ExpandParameters ExpandParametersOf(const ExpandLatentsCall& call) {
   p.value_dim = static_cast<int32_t>(heads.value_dim);
   // The first threadgroup copies the RoPE part, so that there is one in any case.
   p.key_blocks = std::max<int32_t>(static_cast<int32_t>(BlocksOf(p.nope)), 1);
-  p.row_tiles = static_cast<int32_t>(
-      CeilDivide(call.latents.page_tokens, int64_t{kernels::kExpandRows}));
+  p.row_tiles =
+      static_cast<int32_t>(CeilDivide(call.latents.page_tokens, int64_t{kernels::kExpandRows}));
   p.pages.rows = static_cast<int32_t>(call.pages.dim(0));
   return p;
 }
@@ -162,10 +162,9 @@ Status Launch(const ExpandLatentsCall& call, CallContext* context) {
     p.checks = first == 0 ? 1 : 0;
     KernelLaunch launch = ExpandLaunch(call);
     launch.other_parameters = ParameterBlock(p);
-    launch.threadgroups = {
-        static_cast<uint32_t>(p.key_blocks) + BlocksOf(p.value_dim),
-        static_cast<uint32_t>(p.heads),
-        static_cast<uint32_t>(std::min(most, pages - first) * p.row_tiles)};
+    launch.threadgroups = {static_cast<uint32_t>(p.key_blocks) + BlocksOf(p.value_dim),
+                           static_cast<uint32_t>(p.heads),
+                           static_cast<uint32_t>(std::min(most, pages - first) * p.row_tiles)};
     const int64_t page_tokens = call.latents.page_tokens;
     MARLIN_RETURN_IF_ERROR(BindReport(
         p.checks != 0,

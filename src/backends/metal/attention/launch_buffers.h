@@ -18,8 +18,8 @@ KernelBuffer BufferOf(int index, const TensorView& view);
 KernelBuffer Written(KernelBuffer buffer);
 bool Overlap(const KernelBuffer& a, const KernelBuffer& b);
 
-/// Whether every four features are aligned to their size: those of vectors from an address on, with
-/// strides in elements.
+/// Whether every four features of vectors from an address on are aligned to their size. Strides are
+/// in elements.
 bool QuadsAligned(const void* data, DType type, std::initializer_list<int64_t> strides);
 /// The same for the vectors of a view of rank 3.
 bool QuadsAligned(const TensorView& view);

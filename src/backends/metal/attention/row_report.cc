@@ -28,8 +28,7 @@ Status RowReportError(const ErrorWords::Word& report, const RowLimits& limits) {
       return Invalid(fmt::format("block_tables: position {} is in block {} of {}", a,
                                  a / limits.page_tokens, limits.blocks));
     default:
-      return Invalid(
-          fmt::format("block_tables: no page {} for block {} of sequence {}", a, b, c));
+      return Invalid(fmt::format("block_tables: no page {} for block {} of sequence {}", a, b, c));
   }
 }
 

@@ -1,4 +1,4 @@
-// What kernels/check_rows.h reports about the rows of a step.
+// The reports of kernels/check_rows.h about the rows of a step.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ struct RowLimits {
   int64_t page_tokens = 0;
 };
 
-/// The error of a report; its messages are those of the other backends.
+/// The error of a report; other backends have the same messages.
 Status RowReportError(const ErrorWords::Word& report, const RowLimits& limits);
 
 /// Makes the error of a report.

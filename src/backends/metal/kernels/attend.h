@@ -10,12 +10,12 @@
 //   then the simdgroups' sums are added in order, and the segment to the total.
 //
 //   Grid of threadgroups: [KV heads x parts of their query heads][segments][rows]. With one segment
-//   in the grid a threadgroup takes all of its row; else the segments of a row go to memory, and
-//   attend_merge adds them in the same order by the same operations, unless there is only one.
+//   in the grid a threadgroup takes all of its row; otherwise the segments of a row go to memory,
+//   and attend_merge adds them in the same order by the same operations, unless there is only one.
 //
-// A row's bits depend neither on the other rows nor on the grid. Masked keys are not read. Every key
-// and value is read once per threadgroup.
-// Barriers per segment: 2, or 4 if a lane has more than 16 sums; one more between segments.
+// A row's bits depend neither on the other rows nor on the grid. Masked keys are not read. Every
+// key and value is read once per threadgroup. Barriers per segment: 2, or 4 if a lane has more than
+// 16 sums; one more between segments.
 #ifndef MARLIN_BACKENDS_METAL_KERNELS_ATTEND_H_
 #define MARLIN_BACKENDS_METAL_KERNELS_ATTEND_H_
 
@@ -119,19 +119,21 @@ static METAL_FUNC float TransposeSums(thread Features<kSums>& sums, ushort lane)
   return sums.value[0];
 }
 
-/// Keys first to first + 3 of a row, as far as it sees them; called by a whole simdgroup.
+/// Whether a row sees a key.
+static inline bool Sees(VisibleRow row, int key) { return key >= row.first && key < row.end; }
+
+/// The products of keys first to first + 3 of a row, as far as it sees them, with a lane's features
+/// of its queries.
 template <int kHeads, int kFeatures>
-static METAL_FUNC void AddKeys(thread LaneSums<kHeads, kFeatures>& sums,
-                               thread HeadFeatures<kHeads, kFeatures>& queries, KeyBlock block,
-                               int first, VisibleRow row, ushort lane,
-                               constant AttendParameters& p) {
-  Features<kKeysAtOnce * kHeads> products;
+static METAL_FUNC void MultiplyKeys(thread Features<kKeysAtOnce * kHeads>& products,
+                                    thread HeadFeatures<kHeads, kFeatures>& queries, KeyBlock block,
+                                    int first, VisibleRow row, ushort lane,
+                                    constant AttendParameters& p) {
   MARLIN_UNROLL
   for (int k = 0; k < kKeysAtOnce; ++k) {
-    const bool visible = first + k >= row.first && first + k < row.end;
     const long at = k * p.key_stride * CacheElementBytes(key_type);
     const Features<kFeatures> key = LoadFeatures<kFeatures>(
-        block.keys + at, key_type, aligned_keys, visible ? p.key_dim : 0, lane);
+        block.keys + at, key_type, aligned_keys, Sees(row, first + k) ? p.key_dim : 0, lane);
     MARLIN_UNROLL
     for (int h = 0; h < kHeads; ++h) {
       float product = 0.0f;
@@ -142,9 +144,39 @@ static METAL_FUNC void AddKeys(thread LaneSums<kHeads, kFeatures>& sums,
       products.value[k * kHeads + h] = product;
     }
   }
-  const int own_key = first + lane / 8;
+}
+
+/// Adds the values of the same keys, times the weights that the lanes have.
+template <int kHeads, int kFeatures>
+static METAL_FUNC void AddWeightedValues(thread HeadFeatures<kHeads, kFeatures>& sums, float weight,
+                                         KeyBlock block, int first, VisibleRow row, ushort lane,
+                                         constant AttendParameters& p) {
+  MARLIN_UNROLL
+  for (int k = 0; k < kKeysAtOnce; ++k) {
+    const long at = k * p.value_stride * CacheElementBytes(value_type);
+    const Features<kFeatures> value = LoadFeatures<kFeatures>(
+        block.values + at, value_type, aligned_keys, Sees(row, first + k) ? p.value_dim : 0, lane);
+    MARLIN_UNROLL
+    for (int h = 0; h < kHeads; ++h) {
+      const float of_key = metal::simd_shuffle(weight, LaneOf<kHeads>(k, h));
+      MARLIN_UNROLL
+      for (int i = 0; i < kFeatures; ++i) {
+        sums.head[h].value[i] = metal::fma(of_key, value.value[i], sums.head[h].value[i]);
+      }
+    }
+  }
+}
+
+/// Adds keys first to first + 3 of a row, as far as it sees them; called by a whole simdgroup.
+template <int kHeads, int kFeatures>
+static METAL_FUNC void AddKeys(thread LaneSums<kHeads, kFeatures>& sums,
+                               thread HeadFeatures<kHeads, kFeatures>& queries, KeyBlock block,
+                               int first, VisibleRow row, ushort lane,
+                               constant AttendParameters& p) {
+  Features<kKeysAtOnce * kHeads> products;
+  MultiplyKeys<kHeads, kFeatures>(products, queries, block, first, row, lane, p);
   float score = ScoreOf(TransposeSums<kKeysAtOnce * kHeads>(products, lane), p);
-  if (own_key < row.first || own_key >= row.end) score = NoScore();
+  if (!Sees(row, first + lane / 8)) score = NoScore();
 
   float largest = metal::fmax(score, metal::simd_shuffle_xor(score, 8));
   largest = metal::fmax(largest, metal::simd_shuffle_xor(largest, 16));
@@ -164,22 +196,7 @@ static METAL_FUNC void AddKeys(thread LaneSums<kHeads, kFeatures>& sums,
       for (int i = 0; i < kFeatures; ++i) sums.values.head[h].value[i] *= of_head;
     }
   }
-  MARLIN_UNROLL
-  for (int k = 0; k < kKeysAtOnce; ++k) {
-    const bool visible = first + k >= row.first && first + k < row.end;
-    const long at = k * p.value_stride * CacheElementBytes(value_type);
-    const Features<kFeatures> value = LoadFeatures<kFeatures>(
-        block.values + at, value_type, aligned_keys, visible ? p.value_dim : 0, lane);
-    MARLIN_UNROLL
-    for (int h = 0; h < kHeads; ++h) {
-      const float of_key = metal::simd_shuffle(weight, LaneOf<kHeads>(k, h));
-      MARLIN_UNROLL
-      for (int i = 0; i < kFeatures; ++i) {
-        sums.values.head[h].value[i] =
-            metal::fma(of_key, value.value[i], sums.values.head[h].value[i]);
-      }
-    }
-  }
+  AddWeightedValues<kHeads, kFeatures>(sums.values, weight, block, first, row, lane, p);
 }
 
 /// A simdgroup's keys of a segment.
@@ -187,7 +204,7 @@ template <int kHeads, int kFeatures>
 static METAL_FUNC void AddSegmentKeys(thread LaneSums<kHeads, kFeatures>& sums,
                                       thread HeadFeatures<kHeads, kFeatures>& queries,
                                       AttendMemory memory, int kv_head, int segment, VisibleRow row,
-                                      ushort simdgroup, ushort lane, constant AttendParameters& p) {
+                                      LanePlace place, constant AttendParameters& p) {
   sums.largest = NoScore();
   sums.weights = 0.0f;
   MARLIN_UNROLL
@@ -197,15 +214,15 @@ static METAL_FUNC void AddSegmentKeys(thread LaneSums<kHeads, kFeatures>& sums,
   }
   const int begin = metal::max(segment * kSegmentKeys, row.first / kBlockKeys * kBlockKeys);
   const int end = metal::min((segment + 1) * kSegmentKeys, row.end);
-  for (int key = begin + kKeysAtOnce * simdgroup; key < end; key += kBlockKeys) {
+  for (int key = begin + kKeysAtOnce * place.simdgroup; key < end; key += kBlockKeys) {
     if (key + kKeysAtOnce <= row.first) continue;
     const KeyBlock block = FindKeys(memory, row.sequence, kv_head, key, p);
     if (block.keys == nullptr) continue;
-    AddKeys<kHeads, kFeatures>(sums, queries, block, key, row, lane, p);
+    AddKeys<kHeads, kFeatures>(sums, queries, block, key, row, place.lane, p);
   }
 }
 
-/// What simdgroups share, to add their sums.
+/// Memory in which simdgroups add their sums.
 template <int kHeads, int kFeatures>
 struct AttendScratch {
   static constant constexpr int kValues = kHeads * kFeatures * kLanes;
@@ -290,9 +307,8 @@ static METAL_FUNC void LoadQueries(thread HeadFeatures<kHeads, kFeatures>& queri
   MARLIN_UNROLL
   for (int h = 0; h < kHeads; ++h) {
     const long at = row * p.query_stride + (first_head + h) * p.query_head_stride;
-    queries.head[h] =
-        LoadFeatures<kFeatures>(data + at * CacheElementBytes(input_type), input_type,
-                                aligned_input, h < heads ? p.key_dim : 0, lane);
+    queries.head[h] = LoadFeatures<kFeatures>(data + at * CacheElementBytes(input_type), input_type,
+                                              aligned_input, h < heads ? p.key_dim : 0, lane);
     MARLIN_UNROLL
     for (int i = 0; i < kFeatures; ++i) queries.head[h].value[i] *= p.query_scale;
   }
@@ -323,8 +339,8 @@ static METAL_FUNC void Attend(threadgroup AttendScratch<kHeads, kFeatures>* scra
   for (int j = 0; j < ThreadSums<kHeads, kFeatures>::kCount; ++j) total.sum[j] = NoSums();
   for (int segment = begin; segment <= end; ++segment) {
     LaneSums<kHeads, kFeatures> sums;
-    AddSegmentKeys<kHeads, kFeatures>(sums, queries, memory, kv_head, segment, row, simdgroup, lane,
-                                      p);
+    AddSegmentKeys<kHeads, kFeatures>(sums, queries, memory, kv_head, segment, row,
+                                      {simdgroup, lane}, p);
     ThreadSums<kHeads, kFeatures> part;
     AddSimdgroups<kHeads, kFeatures>(part, scratch, sums, simdgroup, lane);
     MARLIN_UNROLL

@@ -10,7 +10,7 @@ namespace kernels {
 
 MARLIN_SHARED int kAttendSimdgroups = 8;
 MARLIN_SHARED int kAttendThreads = kAttendSimdgroups * kLanes;
-MARLIN_SHARED int kMergeThreads = 128;  ///< Of a threadgroup of attend_merge.
+MARLIN_SHARED int kMergeThreads = 128;  ///< In a threadgroup of attend_merge.
 /// Keys of positions [i * kSegmentKeys, (i + 1) * kSegmentKeys) have sums of their own, which are
 /// merged in order: a row's bits depend on nothing else than its position.
 MARLIN_SHARED int kSegmentKeys = 512;
@@ -20,14 +20,14 @@ MARLIN_SHARED int kBlockKeys = 32;
 MARLIN_SHARED int kMostAttendFeatures = 1024;
 MARLIN_SHARED int kMostTileFeatures = 576;
 MARLIN_SHARED int kTileKeys = 64;  ///< Keys of a step of attend_tile_D.
-/// A tile of attend_tile_D has 32 rows, tokens x query heads of a KV head, of up to so many
-/// features; 16 of up to so many; 8 of more.
+/// A tile of attend_tile_D has 32 rows, tokens x query heads of a KV head, with features up to the
+/// first limit, 16 up to the second one, and 8 with more.
 MARLIN_SHARED int kTileFeatures32 = 128;
 MARLIN_SHARED int kTileFeatures16 = 256;
 /// The most slabs of a paged cache: setBytes passes at most 4 KiB.
 MARLIN_SHARED int kMostSlabs = 256;
 
-/// What a step's rows may have wrong, in the order in which a sequence is checked. A report is the
+/// Errors of a step's rows, in the order in which a sequence is checked. A report is the
 /// first of them: {error, a, b, c}.
 enum RowError {
   kRowsAreRight,
@@ -41,7 +41,7 @@ enum RowError {
 /// The rows of a step and the pages of its cache.
 struct PagedRows {
   MARLIN_INT64 page_stride;    ///< Elements from page to page of a slab.
-  MARLIN_INT64 first_element;  ///< Of this cache, in a page.
+  MARLIN_INT64 first_element;  ///< Where this cache begins in a page.
   MARLIN_INT32 rows;
   MARLIN_INT32 sequences;
   MARLIN_INT32 blocks;
@@ -63,7 +63,7 @@ struct AttendParameters {
   MARLIN_INT64 value_head_stride;
   MARLIN_INT64 first_value;  ///< Element of a page where its values begin.
   /// Bytes from the start of MARLIN_BUFFER_ATTENDED. The queries are there, too, if the memory of
-  /// both overlaps: else query_offset is negative.
+  /// both overlaps: otherwise query_offset is negative.
   MARLIN_INT64 query_offset;
   MARLIN_INT64 out_offset;
   MARLIN_INT32 kv_heads;
@@ -74,14 +74,14 @@ struct AttendParameters {
   MARLIN_INT32 chunked;
   MARLIN_INT32 has_sinks;
   MARLIN_INT32 checks;  ///< The first threadgroup checks rows and pages.
-  MARLIN_INT32 length;  ///< Of a tensor of keys, whose last positions the rows have.
+  MARLIN_INT32 length;  ///< A tensor's positions, of which the rows have the last ones.
   /// The launch takes rows of sequences with at least `least_tokens` and at most `most_tokens`
   /// tokens. rows_of_sequence: index i is row i % rows_of_sequence of sequence i /
   /// rows_of_sequence; 0: it is row i.
   MARLIN_INT32 least_tokens;
   MARLIN_INT32 most_tokens;
   MARLIN_INT32 rows_of_sequence;
-  MARLIN_INT32 first_index;  ///< Of the launch, among the indices or tiles.
+  MARLIN_INT32 first_index;  ///< The launch's first index or tile.
   MARLIN_INT32 head_parts;   ///< Threadgroups for the query heads of a KV head.
   MARLIN_INT32 segments;     ///< Threadgroups for the segments of a row; 1: one takes all of them.
   float query_scale;
@@ -94,15 +94,15 @@ MARLIN_INLINE MARLIN_INT64 PartialFloats(MARLIN_INT32 value_dim) { return 2 + va
 
 // Indices of the buffers. Absent ones are bound to a buffer that is not read.
 #define MARLIN_BUFFER_QUERIES 0
-#define MARLIN_BUFFER_KEYS 1    // Of tensors, as MARLIN_BUFFER_VALUES.
+#define MARLIN_BUFFER_KEYS 1  // A tensor's, as MARLIN_BUFFER_VALUES.
 #define MARLIN_BUFFER_VALUES 2
 #define MARLIN_BUFFER_ATTENDED 3
-#define MARLIN_BUFFER_SINKS 4          // f32 [heads]
-#define MARLIN_BUFFER_SUMS 5           // f32 [indices][heads][segments][PartialFloats]
-#define MARLIN_BUFFER_POSITIONS 6      // i32 [rows]; this and all below: of a paged cache.
-#define MARLIN_BUFFER_FIRST_ROWS 7     // i32 [sequences + 1]
-#define MARLIN_BUFFER_BLOCK_TABLES 8   // i32 [sequences][blocks]
-#define MARLIN_BUFFER_ROW_ERROR 10      // A report, zeros before the launch.
+#define MARLIN_BUFFER_SINKS 4         // f32 [heads]
+#define MARLIN_BUFFER_SUMS 5          // f32 [indices][heads][segments][PartialFloats]
+#define MARLIN_BUFFER_POSITIONS 6     // i32 [rows]; this and all below: of a paged cache.
+#define MARLIN_BUFFER_FIRST_ROWS 7    // i32 [sequences + 1]
+#define MARLIN_BUFFER_BLOCK_TABLES 8  // i32 [sequences][blocks]
+#define MARLIN_BUFFER_ROW_ERROR 10    // A report, zeros before the launch.
 
 }  // namespace kernels
 }  // namespace marlin

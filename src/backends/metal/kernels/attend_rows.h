@@ -72,6 +72,12 @@ static inline device const uchar* PageOf(int page, int element_bytes, constant P
   return (device const uchar*)ulong(p.slabs[slab]) + element * element_bytes;
 }
 
+/// A thread's simdgroup in its threadgroup, and its lane.
+struct LanePlace {
+  ushort simdgroup;
+  ushort lane;
+};
+
 /// A row and the keys [first, end) that it sees.
 struct VisibleRow {
   int row;  ///< Negative: the launch has nothing to do for it.

@@ -1,18 +1,19 @@
 // AttendTile: attention of many tokens of a sequence, in fp32 with a running maximum, on matrix
 // fragments.
 //
-//   A threadgroup takes kRows rows of a KV head: row r is query head r % group of token r / group of
-//   its sequence. For every tile of 64 keys that one of them sees:
-//     simdgroup s: scores of 8 keys, 8 s to 8 s + 7, with all rows       | queries [kRows][features]
-//     simdgroup s: weights of kRows / 8 rows, e^(scores - maximum)       | scores, then weights
-//     simdgroup s: out += weights . values, for an eighth of the features | [kRows][64]
-//   so that every key and value is loaded once per tile, from device memory straight into fragments,
-//   and only queries, scores and weights are in threadgroup memory. The sums of 512 keys are then
-//   added to the total.
+//   A threadgroup takes kRows rows of a KV head: row r is query head r % group of token r / group
+//   of its sequence. For every tile of 64 keys that one of them sees:
+//     simdgroup s: scores of 8 keys, 8 s to 8 s + 7, with all rows       | queries
+//     [kRows][features] simdgroup s: weights of kRows / 8 rows, e^(scores - maximum)       |
+//     scores, then weights simdgroup s: out += weights . values, for an eighth of the features |
+//     [kRows][64]
+//   so that every key and value is loaded once per tile, from device memory straight into
+//   fragments, and only queries, scores and weights are in threadgroup memory. The sums of 512 keys
+//   are then added to the total.
 //
 //   Grid of threadgroups: [KV heads][tiles][segments]. With several sequences there are more places
 //   than tiles; those beyond return. With one segment in the grid a threadgroup takes all keys of
-//   its rows; else the segments of a row go to memory as in attend.h.
+//   its rows; otherwise the segments of a row go to memory as in attend.h.
 //
 // Tiles and segments of keys are aligned to their size, and masked weights are zero: a row's bits
 // depend on its position alone, whichever tile of rows it falls into. Fragments take every fourth
@@ -42,16 +43,18 @@ struct TileScratch {
 
 /// Rows [first, count) of a sequence, of which the threadgroup has the first ones.
 struct QueryTile {
-  int sequence;  ///< Negative: there is no such tile.
-  int first_row;  ///< Of the sequence's tokens, in the call.
-  int position;   ///< Of the sequence's first token.
+  int kv_head;
+  int sequence;   ///< Negative: there is no such tile.
+  int first_row;  ///< The first row of the sequence, in the call.
+  int position;   ///< The position of the sequence's first token.
   int first;
   int count;  ///< tokens x group
 };
 
-static inline QueryTile FindTile(AttendMemory memory, int index, int tile_rows,
+static inline QueryTile FindTile(AttendMemory memory, int kv_head, int index, int tile_rows,
                                  constant AttendParameters& p) {
-  QueryTile tile = {0, 0, p.length - p.pages.rows, index * tile_rows, p.pages.rows * p.group};
+  QueryTile tile = {
+      kv_head, 0, 0, p.length - p.pages.rows, index * tile_rows, p.pages.rows * p.group};
   if (!paged_keys) return tile;
   int left = index;
   for (int s = 0; s < p.pages.sequences; ++s) {
@@ -64,9 +67,10 @@ static inline QueryTile FindTile(AttendMemory memory, int index, int tile_rows,
       continue;
     }
     // A position beyond the block table is as good as its end.
-    const int position = metal::min(memory.positions[rows.begin],
-                                    p.pages.blocks * p.pages.page_tokens);
-    tile = {position < 0 ? -1 : s, rows.begin, position, left * tile_rows, tokens * p.group};
+    const int position =
+        metal::min(memory.positions[rows.begin], p.pages.blocks * p.pages.page_tokens);
+    tile = {kv_head,  position < 0 ? -1 : s, rows.begin,
+            position, left * tile_rows,      tokens * p.group};
     return tile;
   }
   tile.sequence = -1;
@@ -100,6 +104,12 @@ struct QueryElements {
   float4 second[kRowFragments];
 };
 
+/// A lane's elements of a fragment of weights for each eight rows.
+template <int kRowFragments>
+struct WeightElements {
+  float2 row[kRowFragments];
+};
+
 /// The accumulators of a simdgroup: its features of all rows.
 template <int kRowFragments, int kColumns>
 struct OutFragments {
@@ -108,16 +118,15 @@ struct OutFragments {
 
 template <int kMostFeatures>
 static METAL_FUNC void LoadTileQueries(threadgroup TileScratch<kMostFeatures>* scratch,
-                                       device const uchar* queries, QueryTile tile, int kv_head,
-                                       ushort simdgroup, ushort lane,
+                                       device const uchar* queries, QueryTile tile, LanePlace place,
                                        constant AttendParameters& p) {
   const int padded = (p.key_dim + 31) / 32 * 32;
-  for (int r = simdgroup; r < TileScratch<kMostFeatures>::kRows; r += kAttendSimdgroups) {
+  for (int r = place.simdgroup; r < TileScratch<kMostFeatures>::kRows; r += kAttendSimdgroups) {
     const int at = tile.first + r;
     const bool inside = at < tile.count;
     const long from = (tile.first_row + at / p.group) * p.query_stride +
-                      (kv_head * p.group + at % p.group) * p.query_head_stride;
-    for (int i = lane; i < padded; i += kLanes) {
+                      (tile.kv_head * p.group + at % p.group) * p.query_head_stride;
+    for (int i = place.lane; i < padded; i += kLanes) {
       const bool there = inside && i < p.key_dim;
       scratch->queries[r][i] =
           there ? LoadElement(queries, input_type, from + i) * p.query_scale : 0.0f;
@@ -153,20 +162,19 @@ static inline float2 LoadValuePair(device const uchar* values, long key, int fea
 /// Scores of 8 keys from `key` on, which are in one page, with all rows.
 template <int kMostFeatures>
 static METAL_FUNC void ScoreKeys(threadgroup TileScratch<kMostFeatures>* scratch,
-                                 AttendMemory memory, QueryTile tile, int kv_head, int key,
-                                 KeyRange seen, ushort simdgroup, ushort lane,
-                                 constant AttendParameters& p) {
+                                 AttendMemory memory, QueryTile tile, int key, KeyRange seen,
+                                 LanePlace place, constant AttendParameters& p) {
   constexpr int kRowFragments = TileScratch<kMostFeatures>::kRows / kSide;
   ScoreFragments<kRowFragments> scores;
   MARLIN_UNROLL
   for (int i = 0; i < kRowFragments; ++i) {
     scores.row[i] = metal::make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
   }
-  const int column = FragmentColumn(lane);
-  const int row = FragmentRow(lane);
+  const int column = FragmentColumn(place.lane);
+  const int row = FragmentRow(place.lane);
   KeyBlock block = {nullptr, nullptr};
   if (key < seen.end && key + kSide > seen.first) {
-    block = FindKeys(memory, tile.sequence, kv_head, key, p);
+    block = FindKeys(memory, tile.sequence, tile.kv_head, key, p);
   }
   const bool page = block.keys != nullptr;
   const bool first_there = page && key + column >= seen.first && key + column < seen.end;
@@ -198,13 +206,13 @@ static METAL_FUNC void ScoreKeys(threadgroup TileScratch<kMostFeatures>* scratch
   for (int i = 0; i < kRowFragments; ++i) {
     const float2 products = ElementsOf(scores.row[i]);
     threadgroup float* const to =
-        scratch->scores[i * kSide + row] + simdgroup * kSide + column;
+        scratch->scores[i * kSide + row] + place.simdgroup * kSide + column;
     to[0] = ScoreOf(products.x, p);
     to[1] = ScoreOf(products.y, p);
   }
 }
 
-/// What a simdgroup knows of its kRows / 8 rows.
+/// A simdgroup's largest scores and sums of weights of its kRows / 8 rows.
 template <int kCount>
 struct RowTotals {
   float largest[kCount];
@@ -216,19 +224,19 @@ template <int kMostFeatures>
 static METAL_FUNC void WeighKeys(
     threadgroup TileScratch<kMostFeatures>* scratch,
     thread RowTotals<TileScratch<kMostFeatures>::kRows / kAttendSimdgroups>& totals, QueryTile tile,
-    int key, ushort simdgroup, ushort lane, constant AttendParameters& p) {
+    int key, LanePlace place, constant AttendParameters& p) {
   constexpr int kCount = TileScratch<kMostFeatures>::kRows / kAttendSimdgroups;
   MARLIN_UNROLL
   for (int i = 0; i < kCount; ++i) {
-    const int row = simdgroup * kCount + i;
+    const int row = place.simdgroup * kCount + i;
     const KeyRange seen = KeysOfRow(tile, row, p);
     threadgroup float* const scores = scratch->scores[row];
+    const int lane = place.lane;
     float low = scores[lane];
     float high = scores[lane + kLanes];
     if (key + lane < seen.first || key + lane >= seen.end) low = NoScore();
     if (key + lane + kLanes < seen.first || key + lane + kLanes >= seen.end) high = NoScore();
-    const float largest =
-        metal::fmax(metal::simd_max(metal::fmax(low, high)), totals.largest[i]);
+    const float largest = metal::fmax(metal::simd_max(metal::fmax(low, high)), totals.largest[i]);
     const float origin = largest == NoScore() ? 0.0f : largest;
     low = WeightOf(low, origin);
     high = WeightOf(high, origin);
@@ -241,35 +249,49 @@ static METAL_FUNC void WeighKeys(
   }
 }
 
-/// The first of a lane's two features in column fragment f of its simdgroup's `columns`.
-static inline int ValueFeature(int columns, int f, ushort simdgroup, ushort lane) {
-  return simdgroup * columns * kSide + FragmentColumn(lane) * columns + 2 * f;
+/// The column fragments that the values need.
+static inline int ValueColumns(constant AttendParameters& p) {
+  constexpr int kFeatures = kAttendSimdgroups * kSide;
+  return (p.value_dim + kFeatures - 1) / kFeatures;
 }
 
-/// Adds the values that are not finite to the rows that see their keys: in products with masked
-/// weights they would be NaN. Keys `key` to `key` + 31 are in `block`.
+/// The first of a lane's two features in column fragment f of its simdgroup's `columns`.
+static inline int ValueFeature(int columns, int f, LanePlace place) {
+  return place.simdgroup * columns * kSide + FragmentColumn(place.lane) * columns + 2 * f;
+}
+
+/// 32 keys from `key` on, whose weights begin at `column` of the scores' rows, of which the tile's
+/// rows see keys `seen`. masked: not all rows see all of them.
+struct ValueBlock {
+  int key;
+  int column;
+  KeyRange seen;
+  bool masked;
+};
+
+/// Adds the values of a block that are not finite to the rows that see their keys: in products with
+/// masked weights they would be NaN.
 template <int kMostFeatures, int kColumns>
 static METAL_FUNC void AddInfinities(
     thread OutFragments<TileScratch<kMostFeatures>::kRows / kSide, kColumns>& out,
     threadgroup TileScratch<kMostFeatures>* scratch, device const uchar* values, QueryTile tile,
-    int key, int place, KeyRange seen, int columns, ushort simdgroup, ushort lane,
-    constant AttendParameters& p) {
+    ValueBlock block, int columns, LanePlace place, constant AttendParameters& p) {
   for (int k = 0; k < kBlockKeys; ++k) {
-    const bool there = key + k >= seen.first && key + k < seen.end;
+    const int key = block.key + k;
+    const bool there = key >= block.seen.first && key < block.seen.end;
     MARLIN_UNROLL
     for (int f = 0; f < kColumns; ++f) {
       if (f >= columns) continue;
-      const float2 pair =
-          LoadValuePair(values, k, ValueFeature(columns, f, simdgroup, lane), there, p);
+      const float2 pair = LoadValuePair(values, k, ValueFeature(columns, f, place), there, p);
       const bool first = !IsFinite(pair.x);
       const bool second = !IsFinite(pair.y);
       if (!first && !second) continue;
       MARLIN_UNROLL
       for (int i = 0; i < TileScratch<kMostFeatures>::kRows / kSide; ++i) {
-        const int row = i * kSide + FragmentRow(lane);
+        const int row = i * kSide + FragmentRow(place.lane);
         const KeyRange of_row = KeysOfRow(tile, row, p);
-        if (key + k < of_row.first || key + k >= of_row.end) continue;
-        const float weight = scratch->scores[row][place + k];
+        if (key < of_row.first || key >= of_row.end) continue;
+        const float weight = scratch->scores[row][block.column + k];
         if (first) out.at[i][f].thread_elements()[0] += weight * pair.x;
         if (second) out.at[i][f].thread_elements()[1] += weight * pair.y;
       }
@@ -277,55 +299,53 @@ static METAL_FUNC void AddInfinities(
   }
 }
 
-/// Adds the weighted values of 32 keys from `key` on, whose weights begin at `place`.
+/// Sets elements that are not finite to 0; returns whether there were any.
+static inline bool ClearInfinities(thread float2& pair) {
+  const bool first = !IsFinite(pair.x);
+  const bool second = !IsFinite(pair.y);
+  if (first) pair.x = 0.0f;
+  if (second) pair.y = 0.0f;
+  return first || second;
+}
+
+/// Adds the weighted values of a block.
 template <int kMostFeatures, int kColumns>
 static METAL_FUNC void AddValues(
     thread OutFragments<TileScratch<kMostFeatures>::kRows / kSide, kColumns>& out,
     threadgroup TileScratch<kMostFeatures>* scratch, AttendMemory memory, QueryTile tile,
-    int kv_head, int key, int place, KeyRange seen, bool masked, ushort simdgroup, ushort lane,
-    constant AttendParameters& p) {
+    ValueBlock block, LanePlace place, constant AttendParameters& p) {
   constexpr int kRowFragments = TileScratch<kMostFeatures>::kRows / kSide;
-  if (key >= seen.end || key + kBlockKeys <= seen.first) return;
-  const KeyBlock block = FindKeys(memory, tile.sequence, kv_head, key, p);
-  if (block.keys == nullptr) return;
-  const int columns = (p.value_dim + kAttendSimdgroups * kSide - 1) / (kAttendSimdgroups * kSide);
-  const int row = FragmentRow(lane);
-  const int column = FragmentColumn(lane);
+  if (block.key >= block.seen.end || block.key + kBlockKeys <= block.seen.first) return;
+  const KeyBlock found = FindKeys(memory, tile.sequence, tile.kv_head, block.key, p);
+  if (found.keys == nullptr) return;
+  const int columns = ValueColumns(p);
+  const int row = FragmentRow(place.lane);
   bool infinite = false;
   for (int k = 0; k < kBlockKeys; k += kSide) {
-    const bool there = key + k + row >= seen.first && key + k + row < seen.end;
-    QueryElements<kRowFragments> weights;
+    const int key = block.key + k + row;
+    const bool there = key >= block.seen.first && key < block.seen.end;
+    const int column = block.column + k + FragmentColumn(place.lane);
+    WeightElements<kRowFragments> weights;
     MARLIN_UNROLL
     for (int i = 0; i < kRowFragments; ++i) {
-      weights.first[i].xy =
-          *(threadgroup const float2*)(scratch->scores[i * kSide + row] + place + k + column);
+      weights.row[i] = *(threadgroup const float2*)(scratch->scores[i * kSide + row] + column);
     }
     MARLIN_UNROLL
     for (int f = 0; f < kColumns; ++f) {
       if (f >= columns) continue;
-      float2 pair = LoadValuePair(block.values, k + row, ValueFeature(columns, f, simdgroup, lane),
-                                  there, p);
-      if (masked) {
-        if (!IsFinite(pair.x)) {
-          infinite = true;
-          pair.x = 0.0f;
-        }
-        if (!IsFinite(pair.y)) {
-          infinite = true;
-          pair.y = 0.0f;
-        }
-      }
+      float2 pair = LoadValuePair(found.values, k + row, ValueFeature(columns, f, place), there, p);
+      if (block.masked && ClearInfinities(pair)) infinite = true;
       const simdgroup_float8x8 values = FragmentOf(pair);
       MARLIN_UNROLL
       for (int i = 0; i < kRowFragments; ++i) {
-        metal::simdgroup_multiply_accumulate(out.at[i][f], FragmentOf(weights.first[i].xy), values,
+        metal::simdgroup_multiply_accumulate(out.at[i][f], FragmentOf(weights.row[i]), values,
                                              out.at[i][f]);
       }
     }
   }
   if (!metal::simd_any(infinite)) return;
-  AddInfinities<kMostFeatures, kColumns>(out, scratch, block.values, tile, key, place, seen,
-                                         columns, simdgroup, lane, p);
+  AddInfinities<kMostFeatures, kColumns>(out, scratch, found.values, tile, block, columns, place,
+                                         p);
 }
 
 /// Rescales the sums to the rows' new maxima.
@@ -366,21 +386,20 @@ static METAL_FUNC void AddTileSegment(
     thread OutFragments<TileScratch<kMostFeatures>::kRows / kSide, kColumns>& out,
     thread RowTotals<TileScratch<kMostFeatures>::kRows / kAttendSimdgroups>& totals,
     threadgroup TileScratch<kMostFeatures>* scratch, AttendMemory memory, QueryTile tile,
-    int kv_head, KeyRange seen, ushort simdgroup, ushort lane, constant AttendParameters& p) {
+    KeyRange seen, LanePlace place, constant AttendParameters& p) {
   constexpr int kRows = TileScratch<kMostFeatures>::kRows;
   const int last_first = KeysOfRow(tile, kRows - 1, p).first;
   const int first_end = KeysOfRow(tile, 0, p).end;
   for (int key = seen.first / kTileKeys * kTileKeys; key < seen.end; key += kTileKeys) {
-    ScoreKeys<kMostFeatures>(scratch, memory, tile, kv_head, key + simdgroup * kSide, seen,
-                             simdgroup, lane, p);
+    ScoreKeys<kMostFeatures>(scratch, memory, tile, key + place.simdgroup * kSide, seen, place, p);
     metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    WeighKeys<kMostFeatures>(scratch, totals, tile, key, simdgroup, lane, p);
+    WeighKeys<kMostFeatures>(scratch, totals, tile, key, place, p);
     metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    Rescale<kRows / kSide, kColumns>(out, scratch->factors, lane);
+    Rescale<kRows / kSide, kColumns>(out, scratch->factors, place.lane);
     const bool masked = key < last_first || key + kTileKeys > first_end;
-    for (int place = 0; place < kTileKeys; place += kBlockKeys) {
-      AddValues<kMostFeatures, kColumns>(out, scratch, memory, tile, kv_head, key + place, place,
-                                         seen, masked, simdgroup, lane, p);
+    for (int column = 0; column < kTileKeys; column += kBlockKeys) {
+      const ValueBlock block = {key + column, column, seen, masked};
+      AddValues<kMostFeatures, kColumns>(out, scratch, memory, tile, block, place, p);
     }
     metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
   }
@@ -393,7 +412,7 @@ static METAL_FUNC void FoldTile(
     thread RowTotals<TileScratch<kMostFeatures>::kRows / kAttendSimdgroups>& totals,
     thread OutFragments<TileScratch<kMostFeatures>::kRows / kSide, kColumns>& part,
     thread RowTotals<TileScratch<kMostFeatures>::kRows / kAttendSimdgroups>& part_totals,
-    threadgroup TileScratch<kMostFeatures>* scratch, ushort simdgroup, ushort lane) {
+    threadgroup TileScratch<kMostFeatures>* scratch, LanePlace place) {
   constexpr int kCount = TileScratch<kMostFeatures>::kRows / kAttendSimdgroups;
   MARLIN_UNROLL
   for (int i = 0; i < kCount; ++i) {
@@ -401,8 +420,8 @@ static METAL_FUNC void FoldTile(
     const HeadSums added = {part_totals.largest[i], part_totals.weights[i], 0.0f};
     const HeadSums sums = AddSegment(before, added);
     const bool skipped = added.largest == NoScore() && added.weights == 0.0f;
-    if (lane == 0) {
-      const int row = simdgroup * kCount + i;
+    if (place.lane == 0) {
+      const int row = place.simdgroup * kCount + i;
       scratch->factors[row] = skipped ? 1.0f : RescaleFactor(before.largest, sums.largest);
       scratch->largest[row] = skipped ? 0.0f : RescaleFactor(added.largest, sums.largest);
     }
@@ -412,7 +431,7 @@ static METAL_FUNC void FoldTile(
   metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
   MARLIN_UNROLL
   for (int i = 0; i < TileScratch<kMostFeatures>::kRows / kSide; ++i) {
-    const int row = i * kSide + FragmentRow(lane);
+    const int row = i * kSide + FragmentRow(place.lane);
     const float old_factor = scratch->factors[row];
     const float new_factor = scratch->largest[row];
     MARLIN_UNROLL
@@ -424,7 +443,7 @@ static METAL_FUNC void FoldTile(
   metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
 }
 
-/// Where the sums of a row go, and those of a segment of it.
+/// Where a row goes, or its sums over a segment.
 struct RowTarget {
   device float* sums;  ///< Null: the row is complete.
   bool none;           ///< The row does not see the segment.
@@ -449,21 +468,21 @@ template <int kMostFeatures, int kColumns>
 static METAL_FUNC void StoreTile(
     thread OutFragments<TileScratch<kMostFeatures>::kRows / kSide, kColumns>& out,
     threadgroup TileScratch<kMostFeatures>* scratch, AttendMemory memory, QueryTile tile,
-    int kv_head, int segment, ushort simdgroup, ushort lane, constant AttendParameters& p) {
-  const int columns = (p.value_dim + kAttendSimdgroups * kSide - 1) / (kAttendSimdgroups * kSide);
+    int segment, LanePlace place, constant AttendParameters& p) {
+  const int columns = ValueColumns(p);
   MARLIN_UNROLL
   for (int i = 0; i < TileScratch<kMostFeatures>::kRows / kSide; ++i) {
-    const int row = i * kSide + FragmentRow(lane);
+    const int row = i * kSide + FragmentRow(place.lane);
     const int at = tile.first + row;
     if (at >= tile.count) continue;
-    const int head = kv_head * p.group + at % p.group;
+    const int head = tile.kv_head * p.group + at % p.group;
     const RowTarget target = TargetOf(memory, tile, row, head, segment, p);
     if (target.none) continue;
     MARLIN_UNROLL
     for (int f = 0; f < kColumns; ++f) {
       if (f >= columns) continue;
       const float2 elements = ElementsOf(out.at[i][f]);
-      const int feature = ValueFeature(columns, f, simdgroup, lane);
+      const int feature = ValueFeature(columns, f, place);
       MARLIN_UNROLL
       for (int j = 0; j < 2; ++j) {
         if (feature + j >= p.value_dim) continue;
@@ -481,15 +500,14 @@ static METAL_FUNC void StoreTile(
 
 template <int kMostFeatures>
 static METAL_FUNC void AttendTile(threadgroup TileScratch<kMostFeatures>* scratch,
-                                  AttendMemory memory, uint3 group, ushort simdgroup, ushort lane,
+                                  AttendMemory memory, uint3 group, LanePlace place,
                                   constant AttendParameters& p) {
   constexpr int kRows = TileScratch<kMostFeatures>::kRows;
   constexpr int kRowFragments = kRows / kSide;
   constexpr int kColumns = kMostFeatures / (kAttendSimdgroups * kSide);
   constexpr int kCount = kRows / kAttendSimdgroups;
-  const QueryTile tile = FindTile(memory, p.first_index + int(group.y), kRows, p);
+  const QueryTile tile = FindTile(memory, int(group.x), p.first_index + int(group.y), kRows, p);
   if (tile.sequence < 0) return;
-  const int kv_head = int(group.x);
   const KeyRange seen = {KeysOfRow(tile, 0, p).first, KeysOfRow(tile, kRows - 1, p).end};
   const int first_segment = seen.first / kSegmentKeys;
   const int last_segment = metal::max(seen.end - 1, seen.first) / kSegmentKeys;
@@ -497,7 +515,7 @@ static METAL_FUNC void AttendTile(threadgroup TileScratch<kMostFeatures>* scratc
   const int end = p.segments == 1 ? last_segment : begin;
   if (begin > last_segment) return;
 
-  LoadTileQueries<kMostFeatures>(scratch, memory.queries, tile, kv_head, simdgroup, lane, p);
+  LoadTileQueries<kMostFeatures>(scratch, memory.queries, tile, place, p);
   KeepQueries(p);
   RowTotals<kCount> totals;
   OutFragments<kRowFragments, kColumns> out;
@@ -509,20 +527,19 @@ static METAL_FUNC void AttendTile(threadgroup TileScratch<kMostFeatures>* scratc
     ClearTile<kRowFragments, kColumns, kCount>(part, part_totals);
     const KeyRange keys = {metal::max(seen.first, segment * kSegmentKeys),
                            metal::min(seen.end, (segment + 1) * kSegmentKeys)};
-    AddTileSegment<kMostFeatures, kColumns>(part, part_totals, scratch, memory, tile, kv_head, keys,
-                                            simdgroup, lane, p);
-    FoldTile<kMostFeatures, kColumns>(out, totals, part, part_totals, scratch, simdgroup, lane);
+    AddTileSegment<kMostFeatures, kColumns>(part, part_totals, scratch, memory, tile, keys, place,
+                                            p);
+    FoldTile<kMostFeatures, kColumns>(out, totals, part, part_totals, scratch, place);
   }
-  if (lane == 0) {
+  if (place.lane == 0) {
     MARLIN_UNROLL
     for (int i = 0; i < kCount; ++i) {
-      scratch->largest[simdgroup * kCount + i] = totals.largest[i];
-      scratch->weights[simdgroup * kCount + i] = totals.weights[i];
+      scratch->largest[place.simdgroup * kCount + i] = totals.largest[i];
+      scratch->weights[place.simdgroup * kCount + i] = totals.weights[i];
     }
   }
   metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-  StoreTile<kMostFeatures, kColumns>(out, scratch, memory, tile, kv_head, begin, simdgroup, lane,
-                                     p);
+  StoreTile<kMostFeatures, kColumns>(out, scratch, memory, tile, begin, place, p);
 }
 
 }  // namespace kernels

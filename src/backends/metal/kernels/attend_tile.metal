@@ -28,7 +28,7 @@ template <int kMostFeatures>
   if (paged_keys && p.checks && group.x == 0 && group.y == 0 && group.z == 0) {
     CheckRows(least, memory, report, simdgroup * kLanes + lane, p);
   }
-  AttendTile<kMostFeatures>(scratch, memory, group, simdgroup, lane, p);
+  AttendTile<kMostFeatures>(scratch, memory, group, {simdgroup, lane}, p);
 }
 
 #define MARLIN_ATTEND_TILE(name, ...)                                       \

@@ -1,4 +1,4 @@
-// Loads of keys and values. f8_e4m3 codes of a KV cache may be NaN, unlike those of weights.
+// Loads of keys and values. A KV cache may have f8_e4m3 codes of NaN, which weights do not.
 #ifndef MARLIN_BACKENDS_METAL_KERNELS_CACHE_ELEMENTS_H_
 #define MARLIN_BACKENDS_METAL_KERNELS_CACHE_ELEMENTS_H_
 

@@ -1,5 +1,5 @@
 // CheckRows: whether the rows of a step can be followed to their keys. One threadgroup checks all
-// of them, in the order of the CPU, so that what it reports is the same whatever runs beside it.
+// of them, in the order of the CPU, so that its report does not depend on timing.
 #ifndef MARLIN_BACKENDS_METAL_KERNELS_CHECK_ROWS_H_
 #define MARLIN_BACKENDS_METAL_KERNELS_CHECK_ROWS_H_
 

@@ -57,8 +57,8 @@ static inline float4 LoadProductRow(ProductRows rows, int row, int input) {
 /// The weight of an output and an input, zero beyond the last ones.
 static inline float LoadWeight(ProductWeights weights, int output, int input, int inputs) {
   if (output >= weights.outputs || input >= inputs) return 0.0f;
-  const long at = weights.by_input ? input * weights.stride + output
-                                   : output * weights.stride + input;
+  const long at =
+      weights.by_input ? input * weights.stride + output : output * weights.stride + input;
   return LoadElement(weights.data, weights.type, at);
 }
 
@@ -101,27 +101,34 @@ static METAL_FUNC void MultiplyHead(thread ProductSums<kRowFragments>& sums, Pro
       const simdgroup_float8x8 b = FragmentOf(float2(first[j], second[j]));
       MARLIN_UNROLL
       for (int i = 0; i < kRowFragments; ++i) {
-        metal::simdgroup_multiply_accumulate(
-            sums.row[i], FragmentOf(float2(low[i][j], high[i][j])), b, sums.row[i]);
+        metal::simdgroup_multiply_accumulate(sums.row[i], FragmentOf(float2(low[i][j], high[i][j])),
+                                             b, sums.row[i]);
       }
     }
   }
 }
 
-/// Stores rows below `rows` and outputs below `outputs`; element 0 is of row 0 and output 0.
+/// Where results go: element 0 is of row 0 and output 0. Others than these are not stored.
+struct ProductTarget {
+  device uchar* data;
+  long first;
+  long stride;
+  int rows;
+  int outputs;
+};
+
 template <int kRowFragments>
-static METAL_FUNC void StoreProducts(thread ProductSums<kRowFragments>& sums, device uchar* out,
-                                     long first, long stride, int first_row, int rows,
-                                     int first_output, int outputs, ushort lane) {
+static METAL_FUNC void StoreProducts(thread ProductSums<kRowFragments>& sums, ProductTarget target,
+                                     int first_row, int first_output, ushort lane) {
   MARLIN_UNROLL
   for (int i = 0; i < kRowFragments; ++i) {
     const int row = first_row + i * kSide + FragmentRow(lane);
     const int output = first_output + FragmentColumn(lane);
-    if (row >= rows) continue;
+    if (row >= target.rows) continue;
     const float2 elements = ElementsOf(sums.row[i]);
-    const long at = first + row * stride + output;
-    if (output < outputs) StoreElement(out, output_type, at, elements.x);
-    if (output + 1 < outputs) StoreElement(out, output_type, at + 1, elements.y);
+    const long at = target.first + row * target.stride + output;
+    if (output < target.outputs) StoreElement(target.data, output_type, at, elements.x);
+    if (output + 1 < target.outputs) StoreElement(target.data, output_type, at + 1, elements.y);
   }
 }
 

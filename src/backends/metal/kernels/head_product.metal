@@ -29,8 +29,8 @@ template <int kRowFragments>
       p.weight_stride, p.outputs, false};
   ProductSums<kRowFragments> sums;
   MultiplyHead<kRowFragments>(sums, rows, first_row, matrix, first_output, lane);
-  StoreProducts<kRowFragments>(sums, out, head * p.out_head_stride, p.out_stride, first_row, p.rows,
-                               first_output, p.outputs, lane);
+  const ProductTarget target = {out, head * p.out_head_stride, p.out_stride, p.rows, p.outputs};
+  StoreProducts<kRowFragments>(sums, target, first_row, first_output, lane);
 }
 
 #define MARLIN_HEAD_PRODUCT(name, ...)                                        \
@@ -53,7 +53,8 @@ static METAL_FUNC void CheckLatents(threadgroup uint* scratch, device const int*
   if (wrong == kNothingWrong || thread_index != 0) return;
   const int at = int(wrong / 2);
   const bool page = wrong % 2 == 0;
-  *report = page ? int4(kNoLatentPage, pages[at], at, 0) : int4(kWrongPageTokens, tokens[at], at, 0);
+  *report =
+      page ? int4(kNoLatentPage, pages[at], at, 0) : int4(kWrongPageTokens, tokens[at], at, 0);
 }
 
 /// Copies the RoPE part of latents `first` to `first` + 31 to the keys of a head.
@@ -117,7 +118,7 @@ static METAL_FUNC void CopyRope(device uchar* out, long keys, ProductRows latent
   } else {
     MultiplyHead<kExpandRows / kSide>(sums, latents, first_row, of_value, first_output, lane);
   }
-  StoreProducts<kExpandRows / kSide>(sums, out, of_keys ? keys : values,
-                                     of_keys ? key_dim : p.value_dim, first_row, rows, first_output,
-                                     outputs, lane);
+  const ProductTarget target = {out, of_keys ? keys : values, of_keys ? key_dim : p.value_dim, rows,
+                                outputs};
+  StoreProducts<kExpandRows / kSide>(sums, target, first_row, first_output, lane);
 }

@@ -8,7 +8,7 @@
 namespace marlin {
 namespace kernels {
 
-MARLIN_SHARED int kProductOutputs = 64;  ///< Of a threadgroup: 8 of a simdgroup.
+MARLIN_SHARED int kProductOutputs = 64;  ///< Outputs of a threadgroup: 8 per simdgroup.
 MARLIN_SHARED int kExpandRows = 32;      ///< Latents of a threadgroup.
 
 struct HeadProductParameters {
@@ -21,10 +21,10 @@ struct HeadProductParameters {
   MARLIN_INT32 rows;
   MARLIN_INT32 inputs;
   MARLIN_INT32 outputs;
-  MARLIN_INT32 first_tile;  ///< Of rows.
+  MARLIN_INT32 first_tile;  ///< The launch's first tile of rows.
 };
 
-/// What a call of latent_expand may have wrong: a report {error, a, b, 0}, of which a is
+/// Errors of a call of latent_expand: a report {error, a, b, 0}, of which a is
 /// the value at place b.
 enum LatentError { kLatentsAreRight, kNoLatentPage, kWrongPageTokens };
 
@@ -36,17 +36,17 @@ struct ExpandParameters {
   MARLIN_INT64 value_weight_stride;
   MARLIN_INT64 value_weight_head_stride;
   MARLIN_INT64 page_stride;    ///< Elements from page to page of the heads.
-  MARLIN_INT64 first_element;  ///< Of the heads, in a page.
+  MARLIN_INT64 first_element;  ///< Where the heads begin in a page.
   MARLIN_INT32 heads;
-  MARLIN_INT32 latent;     ///< Features that the products add up.
-  MARLIN_INT32 rope;       ///< Features of a latent key after them.
-  MARLIN_INT32 nope;       ///< Features of a head's key before its RoPE part.
-  MARLIN_INT32 value_dim;  ///< Of a head.
+  MARLIN_INT32 latent;      ///< Features that the products add up.
+  MARLIN_INT32 rope;        ///< Features of a latent key after them.
+  MARLIN_INT32 nope;        ///< Features of a head's key before its RoPE part.
+  MARLIN_INT32 value_dim;   ///< Features of a head's value.
   MARLIN_INT32 key_blocks;  ///< Threadgroups for a head's keys; its values follow.
-  MARLIN_INT32 row_tiles;   ///< Of a page.
+  MARLIN_INT32 row_tiles;   ///< Tiles of rows per page.
   MARLIN_INT32 first_page;
   MARLIN_INT32 checks;  ///< The first threadgroup checks pages and tokens.
-  PagedRows pages;      ///< Of the latents; `rows` is the number of pages of the call.
+  PagedRows pages;      ///< The latents' pages; `rows` is the number of pages of the call.
 };
 
 // Indices of the buffers, besides MARLIN_BUFFER_ROW_ERROR.

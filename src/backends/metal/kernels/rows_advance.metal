@@ -19,7 +19,7 @@ static inline bool Stops(device const int* stop_ids, int token, AdvanceParameter
                              device const int* stop_ids [[buffer(MARLIN_BUFFER_STOP_IDS)]],
                              device int* ids [[buffer(MARLIN_BUFFER_NEXT_IDS)]],
                              device int* positions [[buffer(MARLIN_BUFFER_NEXT_POSITIONS)]],
-                             device int* state_rows [[buffer(MARLIN_BUFFER_ADVANCED_STATES)]],
+                             device int* state_rows [[buffer(MARLIN_BUFFER_ADVANCED_ROWS)]],
                              device int* counts [[buffer(MARLIN_BUFFER_TOKEN_COUNTS)]],
                              device int* tokens [[buffer(MARLIN_BUFFER_STEP_TOKENS)]],
                              device int* error [[buffer(MARLIN_BUFFER_INDEX_ERROR)]],

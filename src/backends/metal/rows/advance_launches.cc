@@ -34,7 +34,7 @@ Status Launch(const AdvanceTokensCall& call, CallContext* context) {
   };
   changes(MARLIN_BUFFER_NEXT_IDS, call.ids);
   changes(MARLIN_BUFFER_NEXT_POSITIONS, call.positions);
-  changes(MARLIN_BUFFER_ADVANCED_STATES, call.state_rows);
+  changes(MARLIN_BUFFER_ADVANCED_ROWS, call.state_rows);
   changes(MARLIN_BUFFER_TOKEN_COUNTS, call.counts);
   changes(MARLIN_BUFFER_STEP_TOKENS, call.tokens);
   const auto error_of = [steps = p.steps](const ErrorWords::Word& word) {

@@ -46,7 +46,7 @@ struct AttentionSizes {
   bool sinks = false;
   float softcap = 0.0F;
   bool values_in_keys = false;
-  DType io = DType::kF32;  ///< Of queries and results.
+  DType io = DType::kF32;  ///< The type of queries and results.
 };
 
 /// Elements of one type with the numbers that they round to.
@@ -128,16 +128,9 @@ class PagedProblem {
             {tables_.data(), DType::kI32, {std::ssize(sizes_.sequences), blocks_}}};
   }
   PagedCache cache() const {
-    return {slabs_,
-            SlabPages(),
-            PageElements(),
-            FirstElement(),
-            sizes_.type,
-            sizes_.page_tokens,
-            sizes_.kv_heads,
-            sizes_.key_dim,
-            sizes_.value_dim,
-            sizes_.values_in_keys};
+    return {slabs_,           SlabPages(),          PageElements(),  FirstElement(),
+            sizes_.type,      sizes_.page_tokens,   sizes_.kv_heads, sizes_.key_dim,
+            sizes_.value_dim, sizes_.values_in_keys};
   }
   AttentionOptions options() const {
     AttentionOptions options;
@@ -190,21 +183,20 @@ class PagedProblem {
       }
     }
     const auto part = [&](const MutableTensorView& view) {
-      auto* const data = static_cast<uint8_t*>(view.data()) +
-                         first_rows_[static_cast<size_t>(s)] * view.stride(0) *
-                             DTypeBytes(view.dtype());
+      auto* const data = static_cast<uint8_t*>(view.data()) + first_rows_[static_cast<size_t>(s)] *
+                                                                  view.stride(0) *
+                                                                  DTypeBytes(view.dtype());
       return MutableTensorView(data, view.dtype(), {size.tokens, view.dim(1), view.dim(2)});
     };
-    made.input = {part(queries()),
-                  {made.keys.data(), DType::kF32, {size.length, sizes_.kv_heads, sizes_.key_dim}},
-                  {made.values.data(),
-                   DType::kF32,
-                   {size.length, sizes_.kv_heads, sizes_.value_dim}},
-                  part(out())};
+    made.input = {
+        part(queries()),
+        {made.keys.data(), DType::kF32, {size.length, sizes_.kv_heads, sizes_.key_dim}},
+        {made.values.data(), DType::kF32, {size.length, sizes_.kv_heads, sizes_.value_dim}},
+        part(out())};
     return made;
   }
 
-  /// What a call must give, in double.
+  /// The expected results, in double.
   std::vector<double> Reference() {
     std::vector<double> all;
     for (int64_t s = 0; s < std::ssize(sizes_.sequences); ++s) {
@@ -228,7 +220,8 @@ class PagedProblem {
   /// Pages of each of two slabs.
   int64_t SlabPages() const {
     int64_t pages = 0;
-    for (const SequenceSize& s : sizes_.sequences) pages += CeilDivide(s.length, sizes_.page_tokens);
+    for (const SequenceSize& s : sizes_.sequences)
+      pages += CeilDivide(s.length, sizes_.page_tokens);
     return pages / 2 + 1;
   }
   int64_t PartElements() const {

@@ -1,12 +1,12 @@
 // The kernels of attention in the simulator: every head size and option against the reference, what
 // is launched, what is read, and errors.
+#include "simulated_attention.h"
+
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
 #include <limits>
 #include <tuple>
-
-#include "simulated_attention.h"
 
 namespace marlin::metal::simulated_attention_test {
 namespace {
@@ -48,12 +48,20 @@ TEST_F(SimulatedAttention, OptionsGiveTheReference) {
   for (const AttentionSizes& sizes : {
            AttentionSizes{.type = DType::kBf16, .heads = 4, .sequences = lengths, .sinks = true},
            AttentionSizes{.type = DType::kF16, .heads = 2, .sequences = lengths, .window = 50},
-           AttentionSizes{.type = DType::kBf16, .sequences = lengths, .window = 48, .chunked = true},
-           AttentionSizes{.type = DType::kF8E4M3, .heads = 6, .kv_heads = 2, .sequences = lengths,
-                          .page_tokens = 32, .softcap = 2.0F},
+           AttentionSizes{
+               .type = DType::kBf16, .sequences = lengths, .window = 48, .chunked = true},
+           AttentionSizes{.type = DType::kF8E4M3,
+           .heads = 6,
+           .kv_heads = 2,
+           .sequences = lengths,
+           .page_tokens = 32,
+           .softcap = 2.0F},
            AttentionSizes{.type = DType::kF32, .sequences = lengths, .window = 1, .sinks = true},
-           AttentionSizes{.type = DType::kBf16, .key_dim = 72, .value_dim = 40,
-                          .sequences = lengths, .values_in_keys = true},
+           AttentionSizes{.type = DType::kBf16,
+           .key_dim = 72,
+           .value_dim = 40,
+           .sequences = lengths,
+           .values_in_keys = true},
            AttentionSizes{.type = DType::kBf16, .sequences = lengths, .io = DType::kBf16},
            AttentionSizes{.type = DType::kBf16, .sequences = lengths, .io = DType::kF16},
        }) {
@@ -183,14 +191,16 @@ TEST_F(SimulatedAttention, WrongRowsAreErrorsAndAreNotFollowed) {
             "block_tables: no page -1 for block 2 of sequence 1");
   EXPECT_EQ(message([](PagedProblem& p) { p.positions()[0] = -3; }),
             "positions: expected 0 or more, got -3 at 0");
-  EXPECT_EQ(message([](PagedProblem& p) { p.positions()[2] = std::numeric_limits<int32_t>::max(); }),
-            "positions: expected 129, got 2147483647 at 2");
+  EXPECT_EQ(
+      message([](PagedProblem& p) { p.positions()[2] = std::numeric_limits<int32_t>::max(); }),
+      "positions: expected 129, got 2147483647 at 2");
   EXPECT_EQ(message([](PagedProblem& p) { p.positions()[3] = 1 << 20; }),
             "block_tables: position 1048576 is in block 16384 of 3");
   EXPECT_EQ(message([](PagedProblem& p) { p.first_rows()[1] = 5; }),
             "first_rows: expected to ascend from 0 to 4, got 5 at 1");
-  EXPECT_EQ(message([](PagedProblem& p) { p.first_rows()[0] = std::numeric_limits<int32_t>::min(); }),
-            "first_rows: expected to ascend from 0 to 4, got -2147483648 at 0");
+  EXPECT_EQ(
+      message([](PagedProblem& p) { p.first_rows()[0] = std::numeric_limits<int32_t>::min(); }),
+      "first_rows: expected to ascend from 0 to 4, got -2147483648 at 0");
   EXPECT_EQ(message([](PagedProblem& p) { p.first_rows()[3] = 3; }),
             "first_rows: expected to ascend from 0 to 4, got 3 at 3");
   // The first sequence's error comes first, whichever thread sees it.
@@ -230,14 +240,26 @@ TEST_F(SimulatedAttention, TilesHaveEveryOption) {
   for (const AttentionSizes& sizes : {
            AttentionSizes{.type = DType::kBf16, .heads = 4, .sequences = lengths, .sinks = true},
            AttentionSizes{.type = DType::kF16, .heads = 2, .sequences = lengths, .window = 50},
-           AttentionSizes{.type = DType::kBf16, .sequences = lengths, .window = 48, .chunked = true},
-           AttentionSizes{.type = DType::kF8E4M3, .heads = 6, .kv_heads = 2, .sequences = lengths,
-                          .page_tokens = 32, .softcap = 2.0F},
+           AttentionSizes{
+               .type = DType::kBf16, .sequences = lengths, .window = 48, .chunked = true},
+           AttentionSizes{.type = DType::kF8E4M3,
+           .heads = 6,
+           .kv_heads = 2,
+           .sequences = lengths,
+           .page_tokens = 32,
+           .softcap = 2.0F},
            AttentionSizes{.type = DType::kF32, .sequences = lengths, .window = 1, .sinks = true},
-           AttentionSizes{.type = DType::kBf16, .key_dim = 72, .value_dim = 40,
-                          .sequences = lengths, .values_in_keys = true},
-           AttentionSizes{.type = DType::kBf16, .heads = 40, .key_dim = 37, .value_dim = 29,
-                          .sequences = {{6, 6}}, .io = DType::kBf16},
+           AttentionSizes{.type = DType::kBf16,
+           .key_dim = 72,
+           .value_dim = 40,
+           .sequences = lengths,
+           .values_in_keys = true},
+           AttentionSizes{.type = DType::kBf16,
+           .heads = 40,
+           .key_dim = 37,
+           .value_dim = 29,
+           .sequences = {{6, 6}},
+           .io = DType::kBf16},
        }) {
     PagedProblem problem(sizes);
     const Status status = decoder_.Run(problem);
@@ -278,11 +300,20 @@ TEST_F(SimulatedAttention, TilesReadKeysOnce) {
 // The latents of MLA: one KV head with many query heads, whose values are in its keys.
 TEST_F(SimulatedAttention, LatentsAreTilesForAnyNumberOfTokens) {
   for (const AttentionSizes& sizes : {
-           AttentionSizes{.type = DType::kBf16, .heads = 16, .key_dim = 576, .value_dim = 512,
-                          .sequences = {{1, 40}, {0, 0}, {3, 9}}, .values_in_keys = true},
-           AttentionSizes{.type = DType::kF8E4M3, .heads = 20, .key_dim = 320, .value_dim = 256,
-                          .sequences = {{2, 70}}, .window = 33, .sinks = true,
-                          .values_in_keys = true},
+           AttentionSizes{.type = DType::kBf16,
+          .heads = 16,
+          .key_dim = 576,
+          .value_dim = 512,
+          .sequences = {{1, 40}, {0, 0}, {3, 9}},
+          .values_in_keys = true},
+           AttentionSizes{.type = DType::kF8E4M3,
+           .heads = 20,
+           .key_dim = 320,
+           .value_dim = 256,
+           .sequences = {{2, 70}},
+           .window = 33,
+           .sinks = true,
+           .values_in_keys = true},
        }) {
     PagedProblem problem(sizes);
     const Status status = decoder_.Run(problem);
@@ -294,11 +325,8 @@ TEST_F(SimulatedAttention, LatentsAreTilesForAnyNumberOfTokens) {
 
 // A prompt alone, whose segments have threadgroups of their own, and among other rows.
 TEST_F(SimulatedAttention, SegmentsOfTilesHaveTheSameBitsHoweverManyRowsThereAre) {
-  AttentionSizes sizes{.type = DType::kBf16,
-                       .heads = 2,
-                       .sequences = {{6, 1030}},
-                       .window = 515,
-                       .sinks = true};
+  AttentionSizes sizes{
+      .type = DType::kBf16, .heads = 2, .sequences = {{6, 1030}}, .window = 515, .sinks = true};
   PagedProblem alone(sizes);
   ASSERT_TRUE(decoder_.Run(alone).ok());
   EXPECT_THAT(decoder_.Functions(), ElementsAre("attend_tile_64", "attend_merge"));
@@ -350,7 +378,7 @@ TEST_F(SimulatedAttention, NanAndInfinityStayInTheirRowsOfTiles) {
   PagedProblem problem({.heads = 4, .sequences = {{20, 140}}, .window = 100});
   ASSERT_TRUE(decoder_.Run(problem).ok());
   const std::vector<double> before = problem.Results();
-  problem.SetValue(0, 130, 0, 5, std::nanf(""));  // Rows from 10 on see it.
+  problem.SetValue(0, 130, 0, 5, std::nanf(""));                          // Rows from 10 on see it.
   problem.SetValue(0, 24, 0, 6, std::numeric_limits<float>::infinity());  // Rows up to 3.
   ASSERT_TRUE(decoder_.Run(problem).ok());
   const std::vector<double> after = problem.Results();
