@@ -23,7 +23,7 @@ struct AppendParameters {
   RowStrides keys;
   RowStrides values;
   RotaryParameters rotary;
-  MARLIN_INT32 heads;        ///< Of the queries.
+  MARLIN_INT32 heads;        ///< Query heads.
   MARLIN_INT32 value_heads;  ///< 0: values are a part of the keys.
   HeadNorm query_norm;
   HeadNorm key_norm;

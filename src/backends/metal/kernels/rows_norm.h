@@ -44,7 +44,7 @@ static inline float Rounded(float value, int type) {
   return type == kElementF16 ? float(half(value)) : value;
 }
 
-/// What a norm in place stores.
+/// A feature after the norm.
 static inline float TimesNorm(float value, float factor, float weight) {
   return value * factor * weight;
 }

@@ -141,7 +141,7 @@ MARLIN_SHARED int kNoError = -1;
 #define MARLIN_BUFFER_INDICES 7      // Ids, positions, slots, or weights of rows.
 #define MARLIN_BUFFER_INDEX_ERROR 8  // Four i32, the first of which is kNoError before a launch.
 #define MARLIN_BUFFER_ROW_OTHER 6    // The second input.
-#define MARLIN_BUFFER_NORM_WEIGHT 3  // Of type MARLIN_CONSTANT_SCALE_TYPE.
+#define MARLIN_BUFFER_NORM_WEIGHT 3  // Its type: MARLIN_CONSTANT_SCALE_TYPE.
 #define MARLIN_BUFFER_FREQUENCIES 3  // f32 [pairs]
 #define MARLIN_BUFFER_TRANSFORM_SCALE 3  // f32 [columns]
 // AdvanceTokens.

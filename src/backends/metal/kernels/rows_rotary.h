@@ -51,7 +51,7 @@ static inline float CosineOfEighth(float x) {
 static METAL_FUNC float2 RotationOf(float frequency, int position, float factor) {
   const ulong angle = QuartersOf(frequency, position);
   const ulong nearest = (angle + (1ul << (kQuarterBits - 1))) >> kQuarterBits;
-  const ulong rest = angle - (nearest << kQuarterBits);  // Of either sign, modulo 2^64.
+  const ulong rest = angle - (nearest << kQuarterBits);  // Modulo 2^64, of either sign.
   const bool below = (rest >> 63) != 0;
   const ulong size = below ? 0ul - rest : rest;
   const float radians = float(MultiplyHigh(size << 2, kHalfPi)) * 1.0842021724855044e-19f;

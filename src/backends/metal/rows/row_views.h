@@ -13,7 +13,7 @@
 
 namespace marlin::metal {
 
-/// Of a view of rank 2 or 3.
+/// The strides of a view of rank 2 or 3.
 kernels::RowStrides StridesOf(const TensorView& view);
 /// From the first element to the end of the last one.
 int64_t BytesOf(const TensorView& view);

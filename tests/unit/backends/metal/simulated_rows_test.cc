@@ -425,6 +425,29 @@ TEST_F(SimulatedRows, Fp8CachesRoundAsTheFormatDoes) {
   EXPECT_THAT(Functions(), ElementsAre("rotate_append"));
 }
 
+// Rows that stop, that could not be sampled, and that have ended before.
+TEST_F(SimulatedRows, AdvancesAsTheCpuDoes) {
+  constexpr int64_t kRows = 300;
+  const Device cpu = *Device::Open("cpu", {.threads = 1});
+  const std::vector<int32_t> stops = {3, 7};
+  std::vector<int32_t> sampled(kRows);
+  for (int32_t& token : sampled) token = static_cast<int32_t>(random_() % 12) - 2;
+  std::vector<std::vector<int32_t>> results;
+  for (const Device& device : {cpu, *device_}) {
+    std::vector<int32_t> all(7 * kRows, 1);
+    for (size_t row = 0; row < kRows; row += 5) all[2 * kRows + row] = -1;
+    const auto part = [&](int64_t i) {
+      return MutableTensorView(all.data() + i * kRows, DType::kI32, {kRows});
+    };
+    const StepAdvance advance = {Vector(stops), part(0), part(1),
+                                 part(2),       part(3), {part(4).data(), DType::kI32, {kRows, 3}}};
+    ASSERT_EQ(AdvanceTokens(device, Vector(sampled), advance).message(), "");
+    ASSERT_EQ(AdvanceTokens(device, Vector(sampled), advance).message(), "");
+    results.push_back(all);
+  }
+  EXPECT_EQ(results[0], results[1]);
+}
+
 TEST_F(SimulatedRows, AdvanceReportsTheFirstCount) {
   constexpr int64_t kRows = 700;
   const std::vector<int32_t> sampled(kRows, 5);
