@@ -22,7 +22,7 @@ struct Wide {
 
 MARLIN_SHARED ulong kTopBit = 1ul << 63;
 MARLIN_SHARED ulong kWideLog2E = 0xb8aa3b295c17f0bcul;  ///< log2(e) * 2^63
-MARLIN_SHARED ulong kLn2 = 0xb17217f7d1cf79acul;    ///< ln(2) * 2^64
+MARLIN_SHARED ulong kLn2 = 0xb17217f7d1cf79acul;        ///< ln(2) * 2^64
 /// Fixed-point numbers, and distances of logits, have 51 fraction bits.
 MARLIN_SHARED int kFixedBits = 51;
 
