@@ -102,7 +102,8 @@ class AppleDriver final : public Driver {
                     fmt::format("metal: {}: cannot create a command queue", model_));
     }
     cores_ = CountCores(device_->registryID(), model_);
-    MARLIN_ASSIGN_OR_RETURN(void* const unread, memory_.Allocate(kMostKernelBuffers * kUnreadBytes));
+    MARLIN_ASSIGN_OR_RETURN(void* const unread,
+                            memory_.Allocate(kMostKernelBuffers * kUnreadBytes));
     unread_ = static_cast<std::byte*>(unread);
     return tests.probes ? Probe(tests.remembers) : Status();
   }
@@ -164,7 +165,7 @@ class AppleDriver final : public Driver {
   DeviceMemory memory_;
   SubmittedWork work_;
   std::mutex open_mutex_;
-  OpenCommands open_;       ///< On the driver's queue.
+  OpenCommands open_;            ///< On the driver's queue.
   std::byte* unread_ = nullptr;  ///< Bound in place of absent buffers; kernels do not read it.
   std::string model_;
   int family_ = 0;
