@@ -27,6 +27,7 @@ VALIDATION = {"MTL_DEBUG_LAYER": "1", "MTL_SHADER_VALIDATION": "1",
               "MTL_DEBUG_LAYER_ERROR_MODE": "nslog", "MTL_DEBUG_LAYER_WARNING_MODE": "nslog"}
 MOST_EXCLUDED = 3  # Cases of a kernel that crash, hang or lose the device before it is given up.
 MOST_FAILURES = 20  # Recorded of a kernel.
+MOST_VALIDATED = 24  # Cases of a kernel that run under Metal's validation layers.
 MOST_TEXT = 20000  # Characters of messages recorded of a process.
 # A tenth of the cases: every case of a row has a seed of its own.
 QUICK = r"(.*/)?seed\d*0$"
@@ -110,8 +111,10 @@ def open_device(context: Context) -> dict[str, Any]:
     """Opens the device with all of its self-test, or with less of it, so that each kernel still has
     its turn. Sets how the later steps open it."""
     result: dict[str, Any] = {"state": "does not open", "device": None, "attempts": []}
-    for mode, name in (("", "all tests"), ("probe", "probes"), ("0", "no test")):
-        context.self_test = mode
+    # After all tests have passed once, later processes remember it.
+    for asked, mode, name in (("all", "", "all tests"), ("probe", "probe", "probes"),
+                              ("0", "0", "no test")):
+        context.self_test = asked
         outcome = context.conformance("--filter", "^$", "--json")
         document = document_of(outcome)
         device = document["devices"].get("metal") if document else None
@@ -121,6 +124,7 @@ def open_device(context: Context) -> dict[str, Any]:
             result["attempts"].append(messages({"self_test": name, "reason": reason or "no device"},
                                                outcome.error))
             continue
+        context.self_test = mode
         context.virtual = VIRTUAL_GPU in device["features"]
         return {**result, "state": f"opens with {name}", "device": device, "self_test": mode}
     return result
@@ -250,8 +254,10 @@ def kernel_row(kernel: str, document: dict[str, Any] | None,
 
 
 def validate_kernel(context: Context, kernel: str, cases: list[str]) -> dict[str, Any]:
-    """Runs a few cases of a kernel under Metal's validation layers, and keeps what they say."""
-    chosen = sorted({cases[at * (len(cases) - 1) // 3] for at in range(4)})
+    """Runs a few cases of a kernel under Metal's validation layers, and keeps what they say. Most
+    kernels decline most cases."""
+    parts = MOST_VALIDATED - 1
+    chosen = sorted({cases[at * (len(cases) - 1) // parts] for at in range(parts + 1)})
     pattern = "^(" + "|".join(map(escaped, chosen)) + ")$"
     outcome = context.conformance("--filter", pattern, "--jobs", "1", "--json", "--progress",
                                   environment=VALIDATION)

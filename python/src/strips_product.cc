@@ -28,6 +28,7 @@ class StripsProduct final : public MetalProduct {
     product.has_bias = call.bias != nullptr;
     product.bias_type = call.bias_type;
     product.kernel = call.kernel;
+    product.aligned = call.aligned;
     const Result<metal::GemmLaunches> planned = metal::ForeignLaunches(*strips_, product, device);
     if (!planned.ok()) return std::string(planned.status().message());
     launches->assign(planned->begin(), planned->end());

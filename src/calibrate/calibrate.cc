@@ -40,7 +40,8 @@ Result<QuantizeCheckpointReport> Calibrated(const std::string& source, const std
     return Invalid(fmt::format("{}: is quantized already, with {}", Printable(source),
                                Printable(directory.checkpoint.quant_method())));
   }
-  MARLIN_ASSIGN_OR_RETURN(const Device chosen, DeviceFor(device, directory.config));
+  MARLIN_ASSIGN_OR_RETURN(const Device chosen,
+                          DeviceFor(device, directory.config, {.calibrates = true}));
   MARLIN_RETURN_IF_ERROR(CheckCalibrationText(calibration, directory.config.shape.vocabulary));
   SystemIo io;
   std::unique_ptr<GptqQuantizer> gptq;

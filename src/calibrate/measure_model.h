@@ -28,7 +28,8 @@ auto MeasureModel(const std::string& source, const Device& device, const Options
       return Status(Code::kInvalidArgument, Printable(source) + ": is quantized already, with " +
                                                 Printable(directory.checkpoint.quant_method()));
     }
-    MARLIN_ASSIGN_OR_RETURN(const Device chosen, DeviceFor(device, directory.config));
+    MARLIN_ASSIGN_OR_RETURN(const Device chosen,
+                            DeviceFor(device, directory.config, {.calibrates = true}));
     MARLIN_RETURN_IF_ERROR(CheckCalibrationText(options.text, directory.config.shape.vocabulary));
     return Meter(std::move(directory), source, chosen, options).Run();
   } catch (const ThreadStartError& error) {

@@ -318,9 +318,9 @@ Result<Model> Model::Open(const std::string& path, const Device& device,
     MARLIN_ASSIGN_OR_RETURN(const DType cache_type, CacheType(options));
     // Checks the device before reading any tensor.
     std::vector<std::string> passed_over;
-    MARLIN_ASSIGN_OR_RETURN(
-        const Device chosen,
-        DeviceFor(device, directory.config, {!options.prepared.empty(), &passed_over}));
+    MARLIN_ASSIGN_OR_RETURN(const Device chosen, DeviceFor(device, directory.config,
+                                                           {.prepared = !options.prepared.empty(),
+                                                            .notes = &passed_over}));
     std::move(passed_over.begin(), passed_over.end(), std::back_inserter(directory.config.notes));
     MARLIN_ASSIGN_OR_RETURN(const HostExperts host_experts,
                             ChooseHostExperts(directory, chosen, options));

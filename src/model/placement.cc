@@ -141,6 +141,9 @@ Result<Device> DeviceFor(const Device& device, const DecoderConfig& config,
     const bool last = !Internals::Impl(candidate).has_next();
     Status can_run = CheckDeviceBy(last ? CheckHas : CheckRunsItself, candidate, config);
     if (can_run.ok() && options.prepared) can_run = ImageLayout(candidate).status();
+    if (options.calibrates && !last && ReadsHostMemory(candidate)) {
+      can_run = Status(Code::kUnsupported, candidate.info().name + ": calibrates only by name");
+    }
     if (can_run.ok() || last) return can_run.ok() ? Result<Device>(candidate) : can_run;
     if (options.notes != nullptr) options.notes->push_back("not on " + can_run.message());
     MARLIN_ASSIGN_OR_RETURN(const std::optional<Device> next, Internals::Impl(candidate).Next());

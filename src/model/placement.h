@@ -18,6 +18,9 @@ Status CheckDevice(const Device& device, const DecoderConfig& config);
 
 struct PlacementOptions {
   bool prepared = false;  ///< The device must have a layout of files of prepared weights.
+  /// "auto" leaves a GPU in shared memory, on which calibration has not been tried, to a user who
+  /// names it.
+  bool calibrates = false;
   std::vector<std::string>* notes = nullptr;  ///< Takes why a device was not taken.
 };
 

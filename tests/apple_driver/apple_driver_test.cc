@@ -338,7 +338,7 @@ TEST_F(AppleDriver, RefusesMemoryThatIsOnlyPartlyItsOwn) {
   float* const out = Floats(kOutputs);
   const Status behind = Run(LaunchOf(input + 400, out));
   EXPECT_EQ(behind.code(), Code::kInvalidArgument);
-  EXPECT_THAT(behind.message(), HasSubstr("528 bytes at "));
+  EXPECT_THAT(behind.message(), HasSubstr("536 bytes at "));
   EXPECT_THAT(behind.message(), HasSubstr("not in one allocation"));
   EXPECT_EQ(Run(LaunchOf(input - 100, out)).code(), Code::kInvalidArgument);
   // In a buffer of the driver, and not allocated.

@@ -136,8 +136,22 @@ TEST_F(AppleExperts, NeedEveryBarrier) {
     const Status status = run();
     EXPECT_EQ(status.code(), Code::kInternal) << i;
     EXPECT_THAT(status.message(), testing::ContainsRegex("no barrier between moe_.* and moe_"));
-    fake_gpu::TheBehaviour().drops_barrier = -1;
-    EXPECT_TRUE(run().ok());
+  }
+  fake_gpu::TheBehaviour().drops_barrier = -1;
+  EXPECT_TRUE(run().ok());
+}
+
+// Before macOS 15 each encoder names the weights.
+TEST_F(AppleExperts, NameTheirWeightsWithoutResidencySets) {
+  for (const bool sets : {true, false}) {
+    fake_gpu::TheBehaviour().residency_sets = sets;
+    apple_ = *Device::Open("metal");
+    const Layer layer(*apple_);
+    const DeviceBuffer out = *DeviceBuffer::Allocate(*apple_, kTokens * kHidden * 4);
+    const Status run = layer.Run(layer.Plan(), static_cast<float*>(out.data()));
+    EXPECT_TRUE(run.ok()) << run.message();
+    EXPECT_TRUE(apple_->Synchronize().ok());
+    EXPECT_EQ(fake_gpu::TheLog().used_resources > 0, !sets);
   }
 }
 

@@ -154,6 +154,22 @@ TEST_F(AppleStream, ChecksBelongToTheirLaunches) {
   EXPECT_TRUE(Wait().ok());
 }
 
+// The words that checks look at go back to a list with a lock, under which others allocate.
+TEST_F(AppleStream, ChecksMayAllocateAtTheirEnd) {
+  bool allocated = false;
+  std::shared_ptr<int> last(new int, [&](const int* counter) {
+    delete counter;
+    allocated = driver_->Allocate(1).ok();
+  });
+  const KernelLaunch launch = LaunchOf(DeviceInput(1), Floats(kOutputs));
+  ASSERT_TRUE(driver_->RunAndCheck({&launch, 1}, nullptr, [kept = last] { return Status(); }).ok());
+  const std::weak_ptr<int> watched = last;
+  last.reset();
+  EXPECT_FALSE(watched.expired());
+  ASSERT_TRUE(Wait().ok());
+  EXPECT_TRUE(allocated);
+}
+
 // A time limit loses the results of a command buffer, and its threads learn it once.
 TEST_F(AppleStream, AFailureThatTheDeviceSurvives) {
   float* const input = DeviceInput(1);

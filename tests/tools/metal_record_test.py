@@ -117,8 +117,9 @@ class MetalRecord(unittest.TestCase):
             path.parent.mkdir(exist_ok=True)
             path.write_text(f"#!{sys.executable} -IS\n{textwrap.dedent(text)}")
             path.chmod(0o755)
-        self.plan: dict[str, Any] = {"kernels": ["one", "two"], "opens_with": ["", "probe", "0"],
-                                     "device": "metal-sim", "features": [], "tokens": "golden"}
+        self.plan: dict[str, Any] = {
+            "kernels": ["one", "two"], "opens_with": ["all", "", "probe", "0"],
+            "device": "metal-sim", "features": [], "tokens": "golden"}
         # No compiler, here as on a Mac without Xcode.
         programs = mock.patch.dict(os.environ, {"PATH": str(self.build)})
         programs.start()
@@ -225,7 +226,7 @@ class MetalRecord(unittest.TestCase):
         opened = self.record()["open"]
         self.assertEqual(opened["state"], "opens with no test")
         self.assertEqual([attempt["reason"] for attempt in opened["attempts"]],
-                         ["no metal device (metal: bad )", "no metal device (metal: bad probe)"])
+                         ["no metal device (metal: bad all)", "no metal device (metal: bad probe)"])
         self.assertEqual(self.row("one")["passed"], 10)
 
     def test_a_device_that_does_not_open_is_recorded(self) -> None:

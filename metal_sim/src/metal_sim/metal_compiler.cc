@@ -130,10 +130,9 @@ Result<std::string> MetalCompiler::Preprocess(const fs::path& source,
   arguments.push_back(source.string());
   METAL_SIM_ASSIGN_OR_RETURN(ChildOutput output, Run(std::move(arguments)));
   if (output.exit_code == 0) {
-    // Slots are those of the loops that a GPU runs.
-    if (options.count_slots) return std::move(output.out);
     // Slots count the loops that a GPU runs.
-    return options.count_slots ? std::move(output.out) : WithoutUnrolling(std::move(output.out));
+    if (options.count_slots) return std::move(output.out);
+    return WithoutUnrolling(std::move(output.out));
   }
   return Status(Code::kInvalidArgument, FirstError(output.error));
 }

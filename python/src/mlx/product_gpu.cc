@@ -24,8 +24,9 @@ constexpr int kRows = 0;
 constexpr int kParts = 1;  ///< Codes, scales, extras, table, in the order of their buffers.
 static_assert(MARLIN_BUFFER_CODES == 0 && MARLIN_BUFFER_TABLE == 3);
 
-/// ProductCall without addresses: m, type, whether there is a bias, its type, expert, kernel.
-using Key = std::tuple<int64_t, DType, bool, DType, int64_t, std::string>;
+/// ProductCall without addresses: m, type, whether there is a bias, its type, expert, kernel,
+/// whether rows are aligned.
+using Key = std::tuple<int64_t, DType, bool, DType, int64_t, std::string, bool>;
 
 struct Plan {
   std::vector<PlannedLaunch> launches;
@@ -60,8 +61,16 @@ Plan MakePlan(const MlxWeights& weights, const ProductCall& call) {
   return plan;
 }
 
+/// Whether contiguous rows begin at multiples of vectors. Views may begin anywhere in a buffer.
+bool IsAligned(const mx::array& rows) {
+  constexpr uintptr_t kVector = 16;
+  const auto row_bytes = static_cast<uintptr_t>(rows.shape(-1)) * rows.itemsize();
+  return reinterpret_cast<uintptr_t>(rows.data<void>()) % kVector == 0 && row_bytes % kVector == 0;
+}
+
 std::shared_ptr<const Plan> PlanOf(const MlxWeights& weights, const ProductCall& call) {
-  const Key key(call.m, call.type, call.bias != nullptr, call.bias_type, call.expert, call.kernel);
+  const Key key(call.m, call.type, call.bias != nullptr, call.bias_type, call.expert, call.kernel,
+                call.aligned);
   return weights.plans->plans.Get(key, [&] { return MakePlan(weights, call); });
 }
 
@@ -79,6 +88,7 @@ void Product::eval_gpu(const std::vector<mx::array>& inputs, mx::array& out) {
   if (out.size() == 0) return;
   ProductCall call = Describe(inputs);
   if (has_bias_) call.bias = &call;  // Only marks that there is one; MLX has the address.
+  call.aligned = IsAligned(inputs[kRows]);
   const std::shared_ptr<const Plan> plan = PlanOf(*weights_, call);
 
   mx::metal::CommandEncoder& encoder = mx::metal::get_command_encoder(stream());

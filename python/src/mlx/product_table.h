@@ -25,7 +25,8 @@ struct ProductCall {
   /// [m], possibly wrong: of experts, the expert of each row; of other weights, columns to look up
   /// as rows [m, k] of `out`, without `rows`.
   const int32_t* ids = nullptr;
-  std::string kernel;  ///< Forced kernel, Metal only; empty: selected.
+  std::string kernel;    ///< Forced kernel, Metal only; empty: selected.
+  bool aligned = false;  ///< GemmDesc::aligned, Metal only.
 };
 
 /// Weights for the CPU.

@@ -22,8 +22,8 @@ namespace marlin {
 
 class HostDecoder final : public DecoderBackend {
  public:
-  /// `host` has a decoder; `device` shares its memory. The decoder of a device that prepares weights
-  /// takes all lookups in them.
+  /// `host` has a decoder; `device` shares its memory. The decoder of a device that prepares
+  /// weights takes all lookups in them.
   HostDecoder(std::unique_ptr<Backend> host, const Backend& device)
       : host_(std::move(host)), device_(device), own_(device.decoder()) {}
 

@@ -61,7 +61,7 @@ MARLIN_INLINE Wide InverseOf(float x) {
 struct WeightScale {
   uint largest;  ///< The largest logit, whose weight is 2^bits.
   int bits;
-  Wide inverse;     ///< Of the temperature.
+  Wide inverse;     ///< 1 / temperature.
   ulong vanishing;  ///< A distance from which on weights are 0, with kFixedBits fraction bits.
 };
 

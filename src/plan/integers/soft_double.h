@@ -21,7 +21,7 @@ struct Wide {
 };
 
 MARLIN_SHARED ulong kTopBit = 1ul << 63;
-MARLIN_SHARED ulong kLog2E = 0xb8aa3b295c17f0bcul;  ///< log2(e) * 2^63
+MARLIN_SHARED ulong kWideLog2E = 0xb8aa3b295c17f0bcul;  ///< log2(e) * 2^63
 MARLIN_SHARED ulong kLn2 = 0xb17217f7d1cf79acul;    ///< ln(2) * 2^64
 /// Fixed-point numbers, and distances of logits, have 51 fraction bits.
 MARLIN_SHARED int kFixedBits = 51;
@@ -129,7 +129,7 @@ MARLIN_INLINE Wide WideOf(ulong bits, int digits, int least) {
   return Normalized(fraction | implicit, metal::max(exponent, 1) + least - digits + 63);
 }
 
-/// Of the bits of a float, without its sign.
+/// The float that has these bits, without its sign.
 MARLIN_INLINE Wide WideOfBits(uint x) { return WideOf(x & 0x7fffffffu, kFloatDigits, kFloatLeast); }
 
 MARLIN_INLINE Wide WideOfFloat(float x) { return WideOfBits(as_type<uint>(x)); }
@@ -187,7 +187,7 @@ MARLIN_INLINE Wide ExpOfMinus(ulong y) {
   constexpr ulong kVanishing = 750ul << kFixedBits;  // The double of e^-750 is 0.
   if (y >= kVanishing) return Wide{0, 0};
   constexpr int kRestBits = kFixedBits - 1;
-  const ulong binary = MultiplyHigh(y, kLog2E);  // With kRestBits fraction bits.
+  const ulong binary = MultiplyHigh(y, kWideLog2E);  // With kRestBits fraction bits.
   const ulong w = MultiplyHigh(binary << (64 - kRestBits), kLn2) >> 3;  // * 2^64
   ulong power = kTopBit / 362880;                                       // 2^63 / 9!
   power = kTopBit / 40320 - MultiplyHigh(w, power);

@@ -13,6 +13,8 @@
 #include "marlin/decoder.h"
 #include "marlin/generate.h"
 #include "marlin/model.h"
+#include "model/open_model.h"
+#include "model/placement.h"
 #include "random_model.h"
 #include "remote_backend.h"
 
@@ -211,6 +213,24 @@ TEST(RemoteDevice, AutoGoesOnWhereTheHostWouldRunAPart) {
   EXPECT_TRUE(OpenOn(*opens_partial(), path).info().notes.empty());
   const auto open_able = []() -> Result<Device> { return OpenRemote(); };
   EXPECT_EQ(OpenOn(*OpenFirst({open_able, open_cpu}), path).device().info().name, "remote");
+}
+
+// What else a caller needs of the device that "auto" takes.
+TEST(RemoteDevice, AutoAnswersTheCallersNeeds) {
+  const auto opens_cpu = [](int threads) {
+    return [threads] { return Device::Open("cpu", {.threads = threads}); };
+  };
+  const auto directory = OpenModelDirectory(SampleModel("examples/tiny-qwen3-moe"));
+  ASSERT_TRUE(directory.ok());
+  const auto threads = [&](const Result<Device>& device, const PlacementOptions& options) {
+    return DeviceFor(*device, directory->config, options)->info().threads;
+  };
+  const auto shared = OpenFirst({opens_cpu(1), opens_cpu(2)});
+  EXPECT_EQ(threads(shared, {}), 1);
+  EXPECT_EQ(threads(shared, {.calibrates = true}), 2);
+  const auto remote = OpenFirst({[]() -> Result<Device> { return OpenRemote(); }, opens_cpu(2)});
+  EXPECT_NE(DeviceFor(*remote, directory->config)->info().name, "cpu");
+  EXPECT_EQ(threads(remote, {.prepared = true}), 2);
 }
 
 TEST(RemoteDevice, AutoStaysWhereTheModelRuns) {

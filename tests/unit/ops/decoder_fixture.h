@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstdlib>
+#include <map>
 #include <optional>
 #include <random>
 #include <string>
@@ -99,7 +100,13 @@ inline Device OpenWith(const char* name, int threads) { return *OpenNamed(name, 
 class OnEveryLevel : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
-    const Result<Device> device = OpenNamed(GetParam(), 3);
+    // Opened once for all tests of a program: it compiles its kernels when they first run.
+    static std::map<std::string, Result<Device>> devices;
+    const std::string name = GetParam();
+    const auto found = devices.find(name);
+    const Result<Device>& device = found != devices.end()
+                                       ? found->second
+                                       : devices.emplace(name, OpenNamed(name, 3)).first->second;
     if (!device.ok()) GTEST_SKIP() << device.status().message();
     device_ = *device;
   }

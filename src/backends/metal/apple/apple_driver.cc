@@ -126,7 +126,7 @@ class AppleDriver final : public Driver {
   Result<std::unique_ptr<BoundLaunches>> Bind(std::vector<CheckedLaunches> calls) override;
 
   Result<void*> Allocate(int64_t bytes) override {
-    MARLIN_RETURN_IF_ERROR(work_.Check());
+    MARLIN_RETURN_IF_ERROR(work_.Lost());
     return memory_.Allocate(bytes);
   }
   void Free(void* data) override { memory_.Free(data); }

@@ -63,10 +63,16 @@ void SubmittedWork::Add(Submitted work) {
   work_.push_back(std::move(work));
 }
 
+Status SubmittedWork::Lost() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return lost_;
+}
+
 Status SubmittedWork::Check() {
   const AutoreleaseScope scope;
+  std::vector<Submitted> ended;
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (Status lost = CheckLocked(); !lost.ok()) return lost;
+  if (Status lost = CheckLocked(&ended); !lost.ok()) return lost;
   const std::thread::id self = std::this_thread::get_id();
   for (const Failure& failure : failures_) {
     const auto& untold = failure.untold;
@@ -90,12 +96,14 @@ void SubmittedWork::Finish(const Submitted& work) {
   }
 }
 
-Status SubmittedWork::CheckLocked() {
-  std::erase_if(work_, [&](const Submitted& work) {
-    if (!HasEnded(work)) return false;
-    Finish(work);
-    return true;
-  });
+Status SubmittedWork::CheckLocked(std::vector<Submitted>* ended) {
+  std::vector<Submitted> runs;
+  for (Submitted& work : work_) {
+    const bool has_ended = HasEnded(work);
+    if (has_ended) Finish(work);
+    (has_ended ? *ended : runs).push_back(std::move(work));
+  }
+  work_ = std::move(runs);
   return lost_;
 }
 
@@ -133,8 +141,9 @@ Status SubmittedWork::WaitForWork(const Wanted& wanted) {
   std::for_each(waited.rbegin(), waited.rend(), [](const auto& commands) {
     if (commands->status() < MTL::CommandBufferStatusCompleted) commands->waitUntilCompleted();
   });
+  std::vector<Submitted> ended;
   const std::lock_guard<std::mutex> lock(mutex_);
-  return CheckLocked();
+  return CheckLocked(&ended);
 }
 
 Status SubmittedWork::Wait(const MTL::CommandQueue* queue) {

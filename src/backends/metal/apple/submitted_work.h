@@ -35,6 +35,8 @@ struct Submitted {
 class SubmittedWork {
  public:
   void Add(Submitted work);
+  /// What Check found last, without looking at command buffers. Errors: kDeviceLost.
+  Status Lost();
   /// Checks completed command buffers. Errors: kDeviceLost; a failure of this thread's work that no
   /// wait has told it.
   Status Check();
@@ -63,7 +65,9 @@ class SubmittedWork {
 
   template <typename Wanted>
   Status WaitForWork(const Wanted& wanted);
-  Status CheckLocked();
+  /// Takes over the outcomes of ended work, and moves it to `ended`, whose end is without the lock:
+  /// checks keep objects that may allocate from the driver.
+  Status CheckLocked(std::vector<Submitted>* ended);
   void Finish(const Submitted& work);
   Status TellLocked(const MTL::CommandQueue* queue);
 

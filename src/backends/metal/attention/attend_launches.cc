@@ -131,14 +131,15 @@ void SetConstants(const AttendOperands& operands, KernelLaunch* launch) {
   constants[MARLIN_CONSTANT_ALIGNED_KEYS] = KeysAligned(operands) ? 1 : 0;
 }
 
-/// The rows, pages and slabs of a paged cache.
-Status SetPages(const AttendOperands& operands, const Driver& driver,
+}  // namespace
+
+Status SetPages(const SequenceRows& rows, const PagedCache& cache, const Driver& driver,
                 kernels::AttendParameters* p) {
-  const PagedCache& cache = *operands.cache;
   kernels::PagedRows& pages = p->pages;
   MARLIN_RETURN_IF_ERROR(SetSlabs(cache, driver, &pages));
-  pages.sequences = static_cast<int32_t>(operands.sequences());
-  pages.blocks = static_cast<int32_t>(operands.rows->block_tables.dim(1));
+  pages.rows = static_cast<int32_t>(rows.positions.dim(0));
+  pages.sequences = static_cast<int32_t>(rows.first_rows.dim(0)) - 1;
+  pages.blocks = static_cast<int32_t>(rows.block_tables.dim(1));
   p->key_stride = cache.key_dim;
   p->key_head_stride = cache.page_tokens * cache.key_dim;
   p->value_stride = cache.values_in_keys ? cache.key_dim : cache.value_dim;
@@ -146,6 +147,8 @@ Status SetPages(const AttendOperands& operands, const Driver& driver,
   p->first_value = cache.values_in_keys ? 0 : cache.kv_heads * p->key_head_stride;
   return Status();
 }
+
+namespace {
 
 void SetTensors(const AttendOperands& operands, kernels::AttendParameters* p) {
   p->length = static_cast<int32_t>(operands.keys.dim(0));
@@ -176,7 +179,7 @@ Result<kernels::AttendParameters> ParametersOf(const AttendOperands& operands,
       options.scale != 0.0F ? options.scale : 1.0F / std::sqrt(static_cast<float>(p.key_dim));
   p.pages.rows = static_cast<int32_t>(operands.queries.dim(0));
   if (operands.paged()) {
-    MARLIN_RETURN_IF_ERROR(SetPages(operands, driver, &p));
+    MARLIN_RETURN_IF_ERROR(SetPages(*operands.rows, *operands.cache, driver, &p));
   } else {
     SetTensors(operands, &p);
   }

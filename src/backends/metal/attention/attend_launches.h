@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "backends/metal/decoder/operations.h"
+#include "backends/metal/kernels/attend_parameters.h"
 #include "backends/metal/runtime/driver.h"
 #include "marlin/decoder.h"
 
@@ -40,6 +41,11 @@ int64_t AttendWorkspaceBytes(const AttendOperands& operands, const DeviceShape& 
 /// Appends the launches. Precondition: TakesAttention. Errors: kInvalidArgument (slabs that are not
 /// the device's memory), kOutOfMemory.
 Status LaunchAttention(const AttendOperands& operands, CallContext* context);
+
+/// Describes the rows, pages and slabs of a paged cache, and where heads are in a page. Errors:
+/// kInvalidArgument for slabs that are not the device's memory.
+Status SetPages(const SequenceRows& rows, const PagedCache& cache, const Driver& driver,
+                kernels::AttendParameters* p);
 
 /// attend_H_D: H query heads of a row at a time, of up to D features. attend_tile_D: without heads.
 struct AttendKernel {

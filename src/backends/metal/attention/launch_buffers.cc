@@ -56,10 +56,10 @@ Status SetSlabs(const PagedCache& cache, const Driver& driver, kernels::PagedRow
   return Status();
 }
 
-void AddressSlabs(const PagedCache& cache, KernelLaunch* launch) {
+void AddressSlabs(const PagedCache& cache, KernelLaunch* launch, bool written) {
   const int64_t bytes = cache.slab_pages * cache.page_stride * DTypeBytes(cache.type);
   for (const void* const slab : cache.slabs) {
-    if (slab != nullptr) launch->addressed.push_back({slab, bytes, false});
+    if (slab != nullptr) launch->addressed.push_back({slab, bytes, written});
   }
 }
 

@@ -29,7 +29,7 @@ bool TakesSlabs(const PagedCache& cache);
 /// The pages of a cache and the addresses of its slabs. Errors: kInvalidArgument (memory that is
 /// not the device's).
 Status SetSlabs(const PagedCache& cache, const Driver& driver, kernels::PagedRows* pages);
-/// Declares that a launch reads the slabs.
-void AddressSlabs(const PagedCache& cache, KernelLaunch* launch);
+/// Declares that a launch reads the slabs, and perhaps writes them.
+void AddressSlabs(const PagedCache& cache, KernelLaunch* launch, bool written = false);
 
 }  // namespace marlin::metal

@@ -76,6 +76,15 @@ static inline void CheckBlock(AttendMemory memory, int sequence, int block,
   if (PageOf(page, 1, p.pages) == nullptr) NoteWrong(first, sequence, kNoPage, block);
 }
 
+/// Checks the block of a row's own position, and that the table has all of its sequence's.
+static inline void CheckBlockOfRow(AttendMemory memory, int row, constant AttendParameters& p,
+                                   thread FirstWrong& first) {
+  const int sequence = SequenceOf(memory.first_rows, row, p.pages);
+  const int block = metal::max(memory.positions[row], 0) / p.pages.page_tokens;
+  CheckBlock(memory, sequence, 0, p, first);
+  if (block > 0) CheckBlock(memory, sequence, block, p, first);
+}
+
 static inline void ReportWrong(AttendMemory memory, FirstWrong wrong, constant PagedRows& p,
                                device int4* report) {
   const int sequence = int(wrong.sequence);
@@ -108,8 +117,13 @@ static METAL_FUNC void CheckRows(threadgroup uint* scratch, AttendMemory memory,
   for (int row = thread_index; row < p.pages.rows; row += kAttendThreads) {
     CheckPosition(memory, row, p.pages, first);
   }
+  // Rows that see only themselves need few blocks of a long table.
+  const bool own = p.window == 1;
+  for (int row = thread_index; own && row < p.pages.rows; row += kAttendThreads) {
+    CheckBlockOfRow(memory, row, p, first);
+  }
   const int blocks = metal::max(p.pages.blocks, 1);
-  const long all = long(p.pages.sequences) * blocks;
+  const long all = own ? 0l : long(p.pages.sequences) * blocks;
   for (long i = thread_index; i < all; i += kAttendThreads) {
     CheckBlock(memory, int(i / blocks), int(i % blocks), p, first);
   }

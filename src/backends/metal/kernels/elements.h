@@ -37,12 +37,12 @@ static inline uchar ToE4M3(float value) {
   constexpr uint kMost = 0x7eu;
   const uint bits = as_type<uint>(value) & 0x7fffffffu;
   if (IsNan(value)) return 0x7f;
-  uint code = kMost;
+  uint code;
   if (bits < 0x3c800000u) {  // Below 2^-6: multiples of 2^-9.
     const uint fraction = (bits & 0x7fffffu) | 0x800000u;
     const uint drop = metal::min(141u - (bits >> 23), 31u);
     code = (fraction + (1u << (drop - 1)) - 1u + (fraction >> drop & 1u)) >> drop;
-  } else if (bits < 0x43e00000u) {
+  } else {
     code = ((bits + 0x7ffffu + (bits >> 20 & 1u)) >> 20) - 960u;
   }
   return uchar((as_type<uint>(value) >> 24 & 0x80u) | metal::min(code, kMost));

@@ -9,9 +9,7 @@ namespace marlin {
 namespace kernels {
 
 /// Clamps from above, except that NaNs stay NaNs even if the compiler assumes that there are none.
-static inline float AtMost(float x, float limit) {
-  return !IsNan(x) && x > limit ? limit : x;
-}
+static inline float AtMost(float x, float limit) { return !IsNan(x) && x > limit ? limit : x; }
 
 /// activation(gate) * up, or with a limit the clamped form of GateOptions.
 static inline float GateProduct(float gate, float up, float limit, float alpha) {

@@ -45,7 +45,7 @@ static METAL_FUNC void LookUpChunk(PackedWeights packed, int column, bool has_co
                                device const float* table [[buffer(MARLIN_BUFFER_TABLE)]],
                                device const uchar* ids [[buffer(MARLIN_BUFFER_INDICES)]],
                                device uchar* out [[buffer(MARLIN_BUFFER_OUTPUT)]],
-                               device atomic_int* error [[buffer(MARLIN_BUFFER_ROW_ERROR)]],
+                               device atomic_int* error [[buffer(MARLIN_BUFFER_INDEX_ERROR)]],
                                constant LookUpWeightParameters& p
                                [[buffer(MARLIN_BUFFER_PARAMETERS)]],
                                uint2 group [[threadgroup_position_in_grid]],

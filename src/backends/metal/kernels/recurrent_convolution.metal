@@ -76,7 +76,7 @@ static METAL_FUNC float ConvolvedRow(ConvMemory inputs, SequenceMemory memory,
     device const int* taking [[buffer(MARLIN_BUFFER_TAKING)]],
     device const int* first_rows [[buffer(MARLIN_BUFFER_SEQUENCE_ROWS)]],
     device const int* pages [[buffer(MARLIN_BUFFER_STATE_PAGES)]],
-    device int2* errors [[buffer(MARLIN_BUFFER_SEQUENCE_ERRORS)]],
+    device int4* errors [[buffer(MARLIN_BUFFER_SEQUENCE_ERRORS)]],
     constant MixParameters& p [[buffer(MARLIN_BUFFER_PARAMETERS)]],
     uint2 group [[threadgroup_position_in_grid]],
     ushort index [[thread_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]]) {

@@ -1,5 +1,5 @@
-// recurrent_finish: the norms and gates of a recurrent mixer's sums, a threadgroup per row and heads
-// that are normed together.
+// recurrent_finish: the norms and gates of a recurrent mixer's sums, a threadgroup per row and its
+// heads that are normed together.
 #include "backends/metal/kernels/epilogue.h"
 #include "backends/metal/kernels/recurrent_parameters.h"
 

@@ -105,7 +105,7 @@ enum SequenceError { kSequenceIsRight, kWrongFirstRow, kNoStatePage };
 #define MARLIN_BUFFER_MIXER_OUT 11
 #define MARLIN_BUFFER_MIXER_GATES 12
 #define MARLIN_BUFFER_MIXER_NORM 13
-#define MARLIN_BUFFER_SEQUENCE_ERRORS 8  // int2 [sequences + 1]
+#define MARLIN_BUFFER_SEQUENCE_ERRORS 8  // int4 [sequences + 1]
 #define MARLIN_BUFFER_MIXER_WRITES 10    // Or steps.
 #define MARLIN_BUFFER_MIXER_DECAYS 11
 #define MARLIN_BUFFER_LOG_DECAYS 12    // f32 [heads]

@@ -1,5 +1,5 @@
-// recurrent_delta_R, recurrent_mamba2_R: the recurrence of up to 32 R rows of a state, a threadgroup
-// per 32 columns of a head of a sequence.
+// recurrent_delta_R, recurrent_mamba2_R: the recurrence of up to 32 R rows of a state, a
+// threadgroup per 32 columns of a head of a sequence.
 #include "backends/metal/kernels/recurrent_scan.h"
 
 using namespace metal;
@@ -15,7 +15,7 @@ template <typename Rule, int kRows>
     device const int* pages [[buffer(MARLIN_BUFFER_STATE_PAGES)]],
     device const float* mixed [[buffer(MARLIN_BUFFER_MIXED)]],
     device float* sums [[buffer(MARLIN_BUFFER_MIXER_SUMS)]],
-    device int2* errors [[buffer(MARLIN_BUFFER_SEQUENCE_ERRORS)]],
+    device int4* errors [[buffer(MARLIN_BUFFER_SEQUENCE_ERRORS)]],
     device const float* writes [[buffer(MARLIN_BUFFER_MIXER_WRITES)]],
     device const float* decays [[buffer(MARLIN_BUFFER_MIXER_DECAYS)]],
     device const float* log_decays [[buffer(MARLIN_BUFFER_LOG_DECAYS)]],

@@ -74,14 +74,14 @@ static METAL_FUNC SequenceRows SequenceAt(SequenceMemory memory, int sequence,
 /// Whether a sequence has a state to write. `reports`: the thread that reports what is wrong with
 /// it. Called by a simdgroup.
 static METAL_FUNC bool FindSequence(SequenceMemory memory, int sequence, bool reports, ushort lane,
-                                    device int2* errors, constant RecurrentPlaces& places,
+                                    device int4* errors, constant RecurrentPlaces& places,
                                     thread SequenceRows* rows) {
   if (!RowsAreRight(memory.first_rows, lane, places)) {
     for (int i = sequence; reports && i <= sequence + 1; ++i) {
       // The last sequence also reports the end.
       if (i > sequence && i < places.sequences) break;
       if (IsWrongRow(memory.first_rows, i, places)) {
-        errors[i] = int2(kWrongFirstRow, memory.first_rows[i]);
+        errors[i] = int4(kWrongFirstRow, memory.first_rows[i], 0, 0);
       }
     }
     return false;
@@ -89,7 +89,7 @@ static METAL_FUNC bool FindSequence(SequenceMemory memory, int sequence, bool re
   bool is_wrong = false;
   int wrong_page = 0;
   *rows = SequenceAt(memory, sequence, places, &is_wrong, &wrong_page);
-  if (reports && is_wrong) errors[sequence] = int2(kNoStatePage, wrong_page);
+  if (reports && is_wrong) errors[sequence] = int4(kNoStatePage, wrong_page, 0, 0);
   return rows->to != nullptr;
 }
 

@@ -20,7 +20,7 @@ using namespace marlin::kernels;
 [[kernel]] void rows_look_up(device const uchar* table [[buffer(MARLIN_BUFFER_INPUT)]],
                              device const uchar* ids [[buffer(MARLIN_BUFFER_INDICES)]],
                              device uchar* out [[buffer(MARLIN_BUFFER_OUTPUT)]],
-                             device atomic_int* error [[buffer(MARLIN_BUFFER_ROW_ERROR)]],
+                             device atomic_int* error [[buffer(MARLIN_BUFFER_INDEX_ERROR)]],
                              constant LookUpParameters& p [[buffer(MARLIN_BUFFER_PARAMETERS)]],
                              uint3 group [[threadgroup_position_in_grid]],
                              ushort thread_index [[thread_index_in_threadgroup]],

@@ -32,9 +32,7 @@ static METAL_FUNC float2 SumOfLanes(float2 sum, float one) {
 }
 
 /// A sum that is not finite has no second part.
-static inline float ValueOfSum(float2 sum) {
-  return IsFinite(sum.x) ? sum.x + sum.y : sum.x;
-}
+static inline float ValueOfSum(float2 sum) { return IsFinite(sum.x) ? sum.x + sum.y : sum.x; }
 
 static inline float RmsFactor(float squares, int columns, float epsilon) {
   return metal::precise::rsqrt(squares / float(columns) + epsilon);
@@ -47,7 +45,7 @@ static inline float Rounded(float value, int type) {
 }
 
 /// What a norm in place stores.
-static inline float Normalized(float value, float factor, float weight) {
+static inline float TimesNorm(float value, float factor, float weight) {
   return value * factor * weight;
 }
 

@@ -68,7 +68,7 @@ static METAL_FUNC float SumOfRow(float sum, threadgroup float2* sums, ushort sim
   for (int c = place.first; c < p.columns; c += place.step) {
     const float value = LoadElement(x, input_type, from + c);
     StoreElement(out, output_type, to + c,
-                 Normalized(value, factor, LoadElement(weight, scale_type, c)));
+                 TimesNorm(value, factor, LoadElement(weight, scale_type, c)));
   }
 }
 
@@ -99,7 +99,7 @@ static METAL_FUNC float SumOfRow(float sum, threadgroup float2* sums, ushort sim
   for (int c = place.first; c < p.columns; c += place.step) {
     const float value = LoadElement(x, input_type, at + c);
     StoreElement(out, output_type, to + c,
-                 Normalized(value, factor, LoadElement(weight, scale_type, c)));
+                 TimesNorm(value, factor, LoadElement(weight, scale_type, c)));
   }
 }
 

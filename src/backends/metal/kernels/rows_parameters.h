@@ -19,8 +19,8 @@ struct RowStrides {
   MARLIN_INT32 unused;
 };
 
-/// Elementwise kernels: threadgroup (x, y, z) has columns of row y of z; those of a thread are
-/// `step` apart.
+/// Elementwise kernels: threadgroup (x, y, z) has columns of row y of z; the columns of a thread
+/// are `step` apart.
 struct RowParameters {
   RowStrides x;
   RowStrides other;
@@ -39,7 +39,7 @@ struct RowParameters {
 struct IndexParameters {
   MARLIN_INT64 limit;
   MARLIN_INT32 count;
-  MARLIN_INT32 wide;  ///< i64; else i32.
+  MARLIN_INT32 wide;  ///< i64; otherwise i32.
 };
 
 struct LookUpParameters {
@@ -87,15 +87,24 @@ struct RotaryParameters {
   float factor;
 };
 
-/// ApplyRotary and ScaleByPosition: a threadgroup per token and head.
-struct PositionParameters {
+/// Simdgroups of a threadgroup of rows_rotary, each of which has a head of a token.
+MARLIN_SHARED int kRotarySimdgroups = 8;
+
+/// ApplyRotary: threadgroup (x, y) has heads of token y.
+struct RotateParameters {
   RowStrides x;
   IndexParameters positions;
   RotaryParameters rotary;
-  MARLIN_INT32 columns;
-  float beta;  ///< PositionScale
+  MARLIN_INT32 heads;
+};
+
+/// PositionScale, elementwise.
+struct PositionParameters {
+  RowParameters rows;
+  IndexParameters positions;
   MARLIN_INT64 offset;
   MARLIN_INT64 period;
+  float beta;
 };
 
 /// TransformColumnsCall. Strides count elements.
@@ -105,7 +114,7 @@ struct TransformParameters {
   MARLIN_INT64 to_row;
   MARLIN_INT64 to_column;
   MARLIN_INT32 columns;
-  MARLIN_INT32 step;      ///< Columns between those of a thread.
+  MARLIN_INT32 step;      ///< Between columns of a thread.
   MARLIN_INT32 hadamard;  ///< The size of the blocks.
   MARLIN_INT32 has_scale;
   MARLIN_INT32 has_permutation;
@@ -130,7 +139,7 @@ MARLIN_SHARED int kNoError = -1;
 
 // Indices of the buffers, besides MARLIN_BUFFER_INPUT, _OUTPUT and _PARAMETERS.
 #define MARLIN_BUFFER_INDICES 7      // Ids, positions, slots, or weights of rows.
-#define MARLIN_BUFFER_ROW_ERROR 8    // Four i32, the first of which is kNoError before a launch.
+#define MARLIN_BUFFER_INDEX_ERROR 8  // Four i32, the first of which is kNoError before a launch.
 #define MARLIN_BUFFER_ROW_OTHER 6    // The second input.
 #define MARLIN_BUFFER_NORM_WEIGHT 3  // Of type MARLIN_CONSTANT_SCALE_TYPE.
 #define MARLIN_BUFFER_FREQUENCIES 3  // f32 [pairs]
@@ -140,7 +149,7 @@ MARLIN_SHARED int kNoError = -1;
 #define MARLIN_BUFFER_STOP_IDS 1
 #define MARLIN_BUFFER_NEXT_IDS 2
 #define MARLIN_BUFFER_NEXT_POSITIONS 3
-#define MARLIN_BUFFER_STATE_ROWS 4
+#define MARLIN_BUFFER_ADVANCED_ROWS 4
 #define MARLIN_BUFFER_TOKEN_COUNTS 5
 #define MARLIN_BUFFER_STEP_TOKENS 6
 

@@ -50,7 +50,7 @@ using namespace marlin::kernels;
   for (int half_size = 1; half_size < p.hadamard; half_size *= 2) {
     threadgroup_barrier(mem_flags::mem_threadgroup);
     for (int pair = thread_index; pair < count / 2; pair += kTransformThreads) {
-      // The first half_size of every 2 * half_size numbers, with those behind them.
+      // The first half_size of every 2 * half_size numbers, with the numbers after them.
       const int i = 2 * pair - (pair & (half_size - 1));
       const float a = values[i];
       const float b = values[i + half_size];

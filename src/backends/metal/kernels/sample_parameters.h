@@ -43,9 +43,9 @@ struct LogProbabilityParameters {
 /// What a row of a call reports with its state row, if not a mark (plan/integers/token_marks.h).
 enum SampleError { kSampledOrMarked, kNoSuchState, kStateNotReset };
 
-// Indices of the buffers, besides MARLIN_BUFFER_PARAMETERS. An error begins an int4: of a row of
-// samples {state row, SampleError or mark}, of a prompt {place, id}, of a row of log-probabilities
-// {-1 or 0, id}.
+// Indices of the buffers, besides MARLIN_BUFFER_PARAMETERS. An error is an int4, of which the last
+// two are 0: of a row of samples {state row, SampleError or mark}, of a prompt {place, id}, of a
+// row of log-probabilities {0, id}; without one the first is -1.
 #define MARLIN_BUFFER_LOGITS 0
 #define MARLIN_BUFFER_SAMPLER_STATES 1
 #define MARLIN_BUFFER_TOKENS 2      // i32 [rows]
@@ -53,7 +53,7 @@ enum SampleError { kSampledOrMarked, kNoSuchState, kStateNotReset };
 #define MARLIN_BUFFER_ALLOWED 4     // u32 [masks][mask_words]
 #define MARLIN_BUFFER_ALLOWED_ROWS 5
 #define MARLIN_BUFFER_DRAFTS 6
-#define MARLIN_BUFFER_SAMPLE_ERRORS 7  // int2 [rows]
+#define MARLIN_BUFFER_SAMPLE_ERRORS 7  // int4 [rows]
 #define MARLIN_BUFFER_PROMPT 2         // i32 [prompt_tokens]
 #define MARLIN_BUFFER_SAMPLE_IDS 2     // i32 [rows]
 #define MARLIN_BUFFER_OF_IDS 3         // f32 [rows]

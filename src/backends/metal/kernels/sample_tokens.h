@@ -130,7 +130,8 @@ static METAL_FUNC void SampleSequence(threadgroup SampleScratch* scratch, Sample
   const int state_row = StateRowOf(memory, row, p);
   if (state_row < 0) return;
   const int error = StateError(memory, state_row, p);
-  if (place.index == 0 && error != kSampledOrMarked) memory.errors[row] = int4(state_row, error, 0, 0);
+  if (place.index == 0 && error != kSampledOrMarked)
+    memory.errors[row] = int4(state_row, error, 0, 0);
   if (DraftOf(memory, row - 1, p) >= 0) return;
   bool goes_on = true;
   for (bool last = false; !last; ++row) {

@@ -39,8 +39,7 @@ Status Launch(const LookUpRowsCall& call, CallContext* context) {
   kernels::LookUpParameters p{};
   KernelLaunch launch =
       RowsLaunch("rows_look_up", call.out, Use::kWritten, call.table, {}, &p.rows);
-  MARLIN_RETURN_IF_ERROR(
-      BindIndices("ids", call.ids, call.table.dim(0), &launch, &p.ids, context));
+  MARLIN_RETURN_IF_ERROR(BindIndices("ids", call.ids, call.table.dim(0), &launch, &p.ids, context));
   launch.other_parameters = ParameterBlock(p);
   context->launches.push_back(std::move(launch));
   return Status();
@@ -67,8 +66,7 @@ bool Takes(const ApplyGateCall& call, const DeviceShape& /*shape*/) { return Fit
 
 Status Launch(const ApplyGateCall& call, CallContext* context) {
   kernels::RowParameters p{};
-  KernelLaunch launch =
-      RowsLaunch("rows_glu", call.out, Use::kWritten, call.gate, call.up, &p);
+  KernelLaunch launch = RowsLaunch("rows_glu", call.out, Use::kWritten, call.gate, call.up, &p);
   launch.constants[MARLIN_CONSTANT_ACTIVATION] = static_cast<int32_t>(call.options.activation);
   launch.constants[MARLIN_CONSTANT_GATE_LIMITED] = call.options.limit > 0.0F ? 1 : 0;
   p.gate_limit = call.options.limit;
@@ -110,7 +108,7 @@ Status Launch(const ScaleInputsCall& call, CallContext* context) {
   kernels::RowParameters p{};
   KernelLaunch launch = RowsLaunch("rows_scale", call.x, Use::kChanged, {}, {}, &p);
   launch.threadgroups[0] = 1;
-  launch.buffers.push_back(BufferOf(MARLIN_BUFFER_INDICES, call.weights, Use::kChanged));
+  launch.buffers.push_back(OperandOf(MARLIN_BUFFER_INDICES, call.weights, Use::kChanged));
   return Append(std::move(launch), p, context);
 }
 
@@ -124,7 +122,7 @@ KernelLaunch AddRowsLaunch(const AddRowsCall& call) {
   p.has_sum = call.sum != nullptr ? 1 : 0;
   p.has_rows = call.rows != nullptr ? 1 : 0;
   const TensorView slots(call.slot_of, DType::kI32, {call.tokens});
-  launch.buffers.push_back(BufferOf(MARLIN_BUFFER_INDICES, slots));
+  launch.buffers.push_back(OperandOf(MARLIN_BUFFER_INDICES, slots));
   launch.other_parameters = ParameterBlock(p);
   return launch;
 }

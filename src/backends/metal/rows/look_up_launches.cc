@@ -14,8 +14,7 @@ Status Launch(const LookUpWeightRowsCall& call, CallContext* context) {
   KernelLaunch launch = LookUpLaunch(static_cast<const PreparedStrips&>(call.table), call.out);
   kernels::LookUpWeightParameters p{};
   p.weights = launch.parameters;
-  MARLIN_RETURN_IF_ERROR(
-      BindIndices("ids", call.ids, call.table.spec.n, &launch, &p.ids, context));
+  MARLIN_RETURN_IF_ERROR(BindIndices("ids", call.ids, call.table.spec.n, &launch, &p.ids, context));
   launch.other_parameters = ParameterBlock(p);
   context->launches.push_back(std::move(launch));
   return Status();

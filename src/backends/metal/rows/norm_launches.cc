@@ -33,7 +33,7 @@ KernelLaunch NormLaunch(std::string_view function, const TensorView& x,
 void BindWeight(const TensorView& weight, const MutableTensorView& out, KernelLaunch* launch) {
   launch->constants[MARLIN_CONSTANT_SCALE_TYPE] = ElementTypeOf(weight.dtype());
   launch->constants[MARLIN_CONSTANT_OUTPUT_TYPE] = ElementTypeOf(out.dtype());
-  launch->buffers.push_back(BufferOf(MARLIN_BUFFER_NORM_WEIGHT, weight));
+  launch->buffers.push_back(OperandOf(MARLIN_BUFFER_NORM_WEIGHT, weight));
 }
 
 Status Append(KernelLaunch launch, const kernels::NormParameters& p, CallContext* context) {
@@ -55,9 +55,7 @@ Status Launch(const RmsNormCall& call, CallContext* context) {
   return Append(std::move(launch), p, context);
 }
 
-bool Takes(const AddRmsNormCall& call, const DeviceShape& /*shape*/) {
-  return Fits(call.residual);
-}
+bool Takes(const AddRmsNormCall& call, const DeviceShape& /*shape*/) { return Fits(call.residual); }
 
 Status Launch(const AddRmsNormCall& call, CallContext* context) {
   // The launch writes two buffers, which must not overlap each other or the third.
@@ -70,7 +68,7 @@ Status Launch(const AddRmsNormCall& call, CallContext* context) {
   KernelLaunch launch = NormLaunch("rows_add_norm", call.residual, &p);
   p.epsilon = call.epsilon;
   p.x = StridesOf(call.residual);
-  launch.buffers.push_back(BufferOf(MARLIN_BUFFER_INPUT, call.residual, Use::kChanged));
+  launch.buffers.push_back(OperandOf(MARLIN_BUFFER_INPUT, call.residual, Use::kChanged));
   BindRows({{MARLIN_BUFFER_ROW_OTHER, call.block, &p.block}}, call.out, Use::kWritten, &p.out,
            &launch);
   launch.constants[MARLIN_CONSTANT_EXTRA_TYPE] = ElementTypeOf(call.block.dtype());
@@ -84,7 +82,7 @@ Status Launch(const CenterRowsCall& call, CallContext* context) {
   kernels::NormParameters p{};
   KernelLaunch launch = NormLaunch("rows_center", call.x, &p);
   p.x = StridesOf(call.x);
-  launch.buffers.push_back(BufferOf(MARLIN_BUFFER_INPUT, call.x, Use::kChanged));
+  launch.buffers.push_back(OperandOf(MARLIN_BUFFER_INPUT, call.x, Use::kChanged));
   return Append(std::move(launch), p, context);
 }
 

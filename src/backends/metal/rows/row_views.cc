@@ -27,13 +27,13 @@ int64_t BytesOf(const TensorView& view) {
   return (last + 1) * DTypeBytes(view.dtype());
 }
 
-KernelBuffer BufferOf(int index, const TensorView& view, Use use) {
+KernelBuffer OperandOf(int index, const TensorView& view, Use use) {
   return {index, view.data(), BytesOf(view), use != Use::kRead, use != Use::kWritten};
 }
 
 namespace {
 
-/// Addresses from the first to behind the last element.
+/// Addresses from the first element to the end of the last one.
 struct Range {
   explicit Range(const TensorView& view)
       : begin(reinterpret_cast<uintptr_t>(view.data())),
@@ -74,14 +74,13 @@ void BindRows(std::initializer_list<RowInput> inputs, const TensorView& output, 
       input.strides->in_output = 1;
       launch->buffers.push_back({input.index, nullptr, 0});
     } else {
-      launch->buffers.push_back(BufferOf(input.index, input.view));
+      launch->buffers.push_back(OperandOf(input.index, input.view));
     }
   }
   *output_strides = StridesOf(output);
   output_strides->first = static_cast<int64_t>(own.begin - all.begin);
-  launch->buffers.push_back({MARLIN_BUFFER_OUTPUT, first,
-                             static_cast<int64_t>(all.end - all.begin), use != Use::kRead,
-                             use != Use::kWritten});
+  launch->buffers.push_back({MARLIN_BUFFER_OUTPUT, first, static_cast<int64_t>(all.end - all.begin),
+                             use != Use::kRead, use != Use::kWritten});
 }
 
 int64_t RowsOf(const TensorView& view) {
@@ -113,12 +112,17 @@ KernelLaunch ElementLaunch(std::string_view function, const TensorView& view,
   return launch;
 }
 
-Status BindIndices(const char* name, const TensorView& indices, int64_t limit,
-                   KernelLaunch* launch, kernels::IndexParameters* parameters,
-                   CallContext* context) {
+kernels::RotaryParameters RotaryOf(const RotaryEmbedding& rotary) {
+  const TensorView& frequencies = rotary.inverse_frequencies;
+  const int64_t pairs = frequencies.empty() ? 0 : frequencies.ElementCount();
+  return {static_cast<int32_t>(pairs), rotary.interleaved ? 1 : 0, rotary.attention_factor};
+}
+
+Status BindIndices(const char* name, const TensorView& indices, int64_t limit, KernelLaunch* launch,
+                   kernels::IndexParameters* parameters, CallContext* context) {
   *parameters = {limit, static_cast<int32_t>(indices.dim(0)),
                  indices.dtype() == DType::kI64 ? 1 : 0};
-  launch->buffers.push_back(BufferOf(MARLIN_BUFFER_INDICES, indices));
+  launch->buffers.push_back(OperandOf(MARLIN_BUFFER_INDICES, indices));
   const auto error_of = [name, limit](const ErrorWords::Word& word) {
     const auto low = static_cast<uint32_t>(word.id);
     const auto high = static_cast<uint64_t>(static_cast<uint32_t>(word.more[0]));
@@ -126,7 +130,7 @@ Status BindIndices(const char* name, const TensorView& indices, int64_t limit,
   };
   MARLIN_ASSIGN_OR_RETURN(ErrorWords::Word* const word,
                           context->TakeWord({kernels::kNoError, 0}, error_of));
-  launch->buffers.push_back({MARLIN_BUFFER_ROW_ERROR, word, sizeof(*word), true, true});
+  launch->buffers.push_back({MARLIN_BUFFER_INDEX_ERROR, word, sizeof(*word), true, true});
   return Status();
 }
 

@@ -8,6 +8,7 @@
 #include "backends/metal/decoder/operations.h"
 #include "backends/metal/kernels/rows_parameters.h"
 #include "backends/metal/runtime/driver.h"
+#include "marlin/decoder.h"
 #include "marlin/tensor.h"
 
 namespace marlin::metal {
@@ -19,10 +20,10 @@ int64_t BytesOf(const TensorView& view);
 
 /// How a launch uses an operand.
 enum class Use : uint8_t { kRead, kWritten, kChanged };
-KernelBuffer BufferOf(int index, const TensorView& view, Use use = Use::kRead);
+KernelBuffer OperandOf(int index, const TensorView& view, Use use = Use::kRead);
 
-/// Whether the bytes from the first to the last element of two views meet, as those of columns of
-/// one matrix do.
+/// Whether the bytes from the first to the last element of two views meet, as columns
+/// of one matrix do.
 bool Interleaved(const TensorView& a, const TensorView& b);
 
 /// An input of a launch. Without data it is not bound.
@@ -46,10 +47,11 @@ int64_t RowsOf(const TensorView& view);
 KernelLaunch ElementLaunch(std::string_view function, const TensorView& view,
                            kernels::RowParameters* parameters);
 
+kernels::RotaryParameters RotaryOf(const RotaryEmbedding& rotary);
+
 /// Ids or positions of a launch, with the word for a wrong one: binds both. Messages name `name`.
 /// Errors: kOutOfMemory.
-Status BindIndices(const char* name, const TensorView& indices, int64_t limit,
-                   KernelLaunch* launch, kernels::IndexParameters* parameters,
-                   CallContext* context);
+Status BindIndices(const char* name, const TensorView& indices, int64_t limit, KernelLaunch* launch,
+                   kernels::IndexParameters* parameters, CallContext* context);
 
 }  // namespace marlin::metal

@@ -32,21 +32,21 @@ KernelLaunch TransformLaunch(const TransformColumnsCall& call) {
   launch.source = "rows_transform.metal";
   launch.function = transform.hadamard > 0 ? "rows_hadamard" : "rows_move";
   launch.threads = kernels::kTransformThreads;
-  launch.threadgroups[0] = static_cast<uint32_t>(
-      transform.hadamard > 0 ? groups : std::min(groups, kMostGroups));
+  launch.threadgroups[0] =
+      static_cast<uint32_t>(transform.hadamard > 0 ? groups : std::min(groups, kMostGroups));
   launch.threadgroups[1] = static_cast<uint32_t>(call.from.dim(0));
   launch.constants[MARLIN_CONSTANT_INPUT_TYPE] = ElementTypeOf(call.from.dtype());
   launch.constants[MARLIN_CONSTANT_OUTPUT_TYPE] = ElementTypeOf(call.to.dtype());
-  launch.buffers.push_back(BufferOf(MARLIN_BUFFER_INPUT, call.from));
-  launch.buffers.push_back(BufferOf(MARLIN_BUFFER_OUTPUT, call.to, Use::kWritten));
+  launch.buffers.push_back(OperandOf(MARLIN_BUFFER_INPUT, call.from));
+  launch.buffers.push_back(OperandOf(MARLIN_BUFFER_OUTPUT, call.to, Use::kWritten));
   // Absent operands are bound to the input, and not read.
   const TensorView scale(transform.scale, DType::kF32, {columns});
   const TensorView permutation(transform.permutation, DType::kI32, {columns});
   launch.buffers.push_back(
-      BufferOf(MARLIN_BUFFER_TRANSFORM_SCALE, scale.empty() ? call.from : scale));
+      OperandOf(MARLIN_BUFFER_TRANSFORM_SCALE, scale.empty() ? call.from : scale));
   if (transform.hadamard == 0) {
     launch.buffers.push_back(
-        BufferOf(MARLIN_BUFFER_INDICES, permutation.empty() ? call.from : permutation));
+        OperandOf(MARLIN_BUFFER_INDICES, permutation.empty() ? call.from : permutation));
   }
   kernels::TransformParameters p{};
   p.from_row = call.from.stride(0);

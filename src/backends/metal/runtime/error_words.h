@@ -15,13 +15,16 @@ namespace marlin::metal {
 class ErrorWords : public std::enable_shared_from_this<ErrorWords> {
  public:
   /// As kernels/sort_experts.h writes it. A router has the least of its keys as its first word
-  /// (kernels/router_parameters.h); kernels on rows have four (kernels/rows_elements.h).
+  /// (kernels/router_parameters.h); kernels on rows have four (kernels/rows_elements.h). Kernels of
+  /// samplers and recurrent mixers have adjacent ones, as int4.
   struct Word {
     int32_t selection;
     int32_t id;
     int32_t more[2] = {};
     bool operator==(const Word&) const = default;
   };
+
+  static_assert(sizeof(Word) == 16);
 
   explicit ErrorWords(Driver& driver) : driver_(driver) {}
 

@@ -43,15 +43,12 @@ struct Roles {
 class ForeignExpertsTest : public SimulatedExperts {
  protected:
   static void SetUpTestSuite() {
-    SimulatedExperts::SetUpTestSuite();
+    auto driver = OpenSimulatedDriver(&launches_);
+    opened_ = driver.status();
     if (!opened_.ok()) return;
-    auto driver = OpenSimulatedDriver();
-    ASSERT_TRUE(driver.ok()) << driver.status().message();
-    driver_ = *std::move(driver);
-  }
-  static void TearDownTestSuite() {
-    driver_.reset();
-    SimulatedExperts::TearDownTestSuite();
+    driver_ = driver->get();  // The device's: kernels are compiled once.
+    device_ = Internals::Make<Device>(
+        std::make_shared<Device::Impl>(MakeMetalBackend(std::move(*driver))));
   }
 
   QuantizedWeights Random(int64_t experts, int64_t k, int64_t n, Format format) {
@@ -193,7 +190,7 @@ class ForeignExpertsTest : public SimulatedExperts {
     }
   }
 
-  inline static std::unique_ptr<Driver> driver_;
+  inline static Driver* driver_ = nullptr;
   std::vector<ErrorWords::Word> errors_;
   int64_t passes_ = 0;
 };

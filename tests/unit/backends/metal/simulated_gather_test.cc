@@ -26,14 +26,11 @@ class SimulatedGather : public ::testing::Test {
     auto driver = OpenSimulatedDriver();
     opened_ = driver.status();
     if (!opened_.ok()) return;
-    driver_ = *std::move(driver);
+    driver_ = driver->get();  // The device's.
     device_ = Internals::Make<Device>(
-        std::make_shared<Device::Impl>(MakeMetalBackend(*OpenSimulatedDriver())));
+        std::make_shared<Device::Impl>(MakeMetalBackend(std::move(*driver))));
   }
-  static void TearDownTestSuite() {
-    device_.reset();
-    driver_.reset();
-  }
+  static void TearDownTestSuite() { device_.reset(); }
   void SetUp() override {
     if (!opened_.ok()) GTEST_SKIP() << opened_.message();
   }
@@ -106,7 +103,7 @@ class SimulatedGather : public ::testing::Test {
   static constexpr int64_t kMatrices = 4;
   std::mt19937 random_{5};
   inline static Status opened_;
-  inline static std::unique_ptr<Driver> driver_;
+  inline static Driver* driver_ = nullptr;
   inline static std::optional<Device> device_;
 };
 

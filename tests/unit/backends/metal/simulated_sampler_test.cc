@@ -185,7 +185,7 @@ TEST_F(SimulatedSampler, DrawsAreThoseOfTheHost) {
        .repetition_penalty = 1.7F,
        .presence_penalty = 0.1F,
        .frequency_penalty = 0.33F},
-      {.temperature = 1e-40F, .seed = 7},
+      {.temperature = 1e-40F, .top_p = 1e-30F, .seed = 7},
       {.temperature = 3e38F, .top_k = 1000000, .seed = 8}};
   const auto rows = static_cast<int64_t>(options.size());
   for (const int64_t vocab : {2, 70, 1300}) {
@@ -284,6 +284,10 @@ TEST_F(SimulatedSampler, ReportsErrors) {
   step.logits[20] = kNan;
   step.logits[40] = kInf;
   EXPECT_EQ(both(step, 4, kVocab), "row 2: logits: nan for token 4");
+  // States of as many bytes.
+  step = {std::vector<float>(2 * 15)};
+  step.state_rows = {2, 1};
+  EXPECT_EQ(both(step, 3, 15), "states: row 2 was not reset for 15 tokens");
   States states(*device_, 1, kVocab);
   EXPECT_EQ(states.Reset(0, {}, {3, 16, -1}).message(), "prompt: expected 0..15, got 16 at 1");
   EXPECT_EQ(states.Reset(0, {}, {}).message(), "");
