@@ -66,8 +66,7 @@ std::string PlaceOf(std::string_view line) {
 Result<std::unique_ptr<MetalProgram>> MetalProgram::Compile(const fs::path& source,
                                                             const CompileOptions& options) {
   METAL_SIM_ASSIGN_OR_RETURN(MetalCompiler compiler, MetalCompiler::Make(options.clang));
-  METAL_SIM_ASSIGN_OR_RETURN(const std::string preprocessed,
-                             compiler.Preprocess(source, options));
+  METAL_SIM_ASSIGN_OR_RETURN(const std::string preprocessed, compiler.Preprocess(source, options));
   METAL_SIM_ASSIGN_OR_RETURN(const RewrittenSource rewritten,
                              RewriteMetal(preprocessed, RewritePurpose::kRun, options.kernels));
   std::unique_ptr<MetalProgram> program(new MetalProgram(std::move(compiler)));
@@ -87,8 +86,7 @@ Result<std::unique_ptr<MetalProgram>> MetalProgram::Compile(const fs::path& sour
 Result<std::vector<KernelEntry>> MetalProgram::List(const fs::path& source,
                                                     const CompileOptions& options) {
   METAL_SIM_ASSIGN_OR_RETURN(const MetalCompiler compiler, MetalCompiler::Make(options.clang));
-  METAL_SIM_ASSIGN_OR_RETURN(const std::string preprocessed,
-                             compiler.Preprocess(source, options));
+  METAL_SIM_ASSIGN_OR_RETURN(const std::string preprocessed, compiler.Preprocess(source, options));
   METAL_SIM_ASSIGN_OR_RETURN(RewrittenSource rewritten, RewriteMetal(preprocessed));
   return std::move(rewritten.kernels);
 }

@@ -145,8 +145,7 @@ class SimulatedDriver final : public HostMemoryDriver {
     for (const size_t turn : turns) {
       const KernelLaunch& launch = *together.launches[turn];
       MARLIN_ASSIGN_OR_RETURN(metal_sim::Report report, RunOne(launch));
-      MARLIN_RETURN_IF_ERROR(
-          order_.End(together.number, launch, std::move(report.observed)));
+      MARLIN_RETURN_IF_ERROR(order_.End(together.number, launch, std::move(report.observed)));
       counters[turn] = std::move(report.counters);
     }
     for (size_t i = 0; record_ != nullptr && i < counters.size(); ++i) {
@@ -253,8 +252,8 @@ Result<std::unique_ptr<Driver>> OpenSimulatedDriver(std::vector<SimulatedLaunch>
   metal_sim::CompileOptions compile;
   compile.fast_math = fast_math != 0;
   compile.clang = SimulatorCompiler();
-  auto driver = std::make_unique<SimulatedDriver>(std::move(compile), options, record,
-                                                  std::move(drops));
+  auto driver =
+      std::make_unique<SimulatedDriver>(std::move(compile), options, record, std::move(drops));
   MARLIN_RETURN_IF_ERROR(driver->Start());
   return std::unique_ptr<Driver>(std::move(driver));
 }

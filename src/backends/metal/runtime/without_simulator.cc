@@ -1,5 +1,10 @@
 // Builds without the simulator: everything says so.
+#include <optional>
+#include <string>
+#include <vector>
+
 #include "metal_sim/launch.h"
+#include "metal_sim/launch_order.h"
 #include "metal_sim/metal_program.h"
 #include "metal_sim/type_check.h"
 
@@ -32,6 +37,10 @@ Result<const Kernel*> MetalProgram::Find(const std::string&) const { return NotB
 Status MetalProgram::SetConstants(const ConstantValues&) { return NotBuilt(); }
 std::vector<std::string> MetalProgram::Locate(const std::vector<const void*>& sites) const {
   return std::vector<std::string>(sites.size());
+}
+
+std::optional<std::string> LaunchOrder::Add(std::string, std::vector<ObservedAccess>) {
+  return std::nullopt;
 }
 
 const char* FindingKindName(FindingKind) { return ""; }
