@@ -147,9 +147,10 @@ TEST_F(MslSemanticsTest, BranchesMayBeZero) {
   out[3] = int(2 * (yes ? h : 0)); out[4] = (yes ? c : 0) + 100; out[5] = int((yes ? v : 0).y);
   out[6] = sizeof(yes ? s : 0); out[7] = sizeof(yes ? 0 : h); out[8] = (yes ? p : 0) == p;
   out[9] = yes ? 0 : 1; out[10] = yes ? yes ? 5 : 0 : 0; out[11] = sizeof(yes ? 1.0f : 0);
+  out[13] = int(3 + (4 * in[0] < 29 ? bfloat(in[0] + 1) : 0));
   switch (in[0]) { case 7: 0; default: out[12] = (yes ? 1ul : 0) > 0; })"),
                             {7});
-  EXPECT_THAT(First(13, out), ElementsAre(10, 0, -4, 3, 300, 3, 4, 2, 1, 0, 5, 4, 1));
+  EXPECT_THAT(First(14, out), ElementsAre(10, 0, -4, 3, 300, 3, 4, 2, 1, 0, 5, 4, 1, 11));
 }
 
 // Logs of kernels go to the standard error stream.

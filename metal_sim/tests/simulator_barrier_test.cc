@@ -188,7 +188,7 @@ TEST_F(BarrierTest, AWholeCollectiveWantsAllLanes) {
   EXPECT_EQ(Of(Run([] { SimdSum(1, 1, true); }), FindingKind::kDivergentCollective).size(), 1U);
 }
 
-// Lanes in opposite branches are not active in each other's, and meet behind them.
+// Lanes in opposite branches are not active in each other's, and meet after them.
 TEST_F(BarrierTest, LanesOfBranchesCollectApart) {
   const Report report = Run([] {
     const uint32_t thread = ThreadIndex();

@@ -43,8 +43,10 @@ class Kernel:
 
     def __call__(self, buffers: dict[int, Any], values: dict[int, Any], grid: tuple[int, ...],
                  threads: tuple[int, ...], output: int, constants: dict[int, str] | None = None,
-                 memory: int = 0, runs: int = 2, grid_threads: bool = False) -> bytes:
-        """The bytes of one buffer after the launch, which must have no finding."""
+                 memory: int = 0, runs: int = 2, grid_threads: bool = False,
+                 races: bool = False) -> bytes:
+        """The bytes of one buffer after the launch, which must have no finding; `races`: no
+        other, of threads that write the same value."""
         words = [*self.words, "--runs", runs,
                  "--grid-threads" if grid_threads else "--grid", ",".join(map(str, grid)),
                  "--threads", ",".join(map(str, threads))]
@@ -65,7 +67,8 @@ class Kernel:
         done = subprocess.run([COMMAND, *map(str, words)], capture_output=True, text=True,
                               check=False)
         document = json.loads(done.stdout)
-        assert document.get("findings") == [], document.get("findings") or document
+        allowed = {"race"} if races else set()
+        assert {found["kind"] for found in document["findings"]} <= allowed, document["findings"]
         return out.read_bytes()
 
 
@@ -117,7 +120,8 @@ def test_mlx_qmv_fast(tmp_path: Path, bits: int) -> None:
 
 @needs_mlx
 def test_mlx_qmv_of_bfloat(tmp_path: Path) -> None:
-    m, n, k = 1, 13, 192
+    # Where n is not whole strips of 8, threadgroups write the same results twice, which is a race.
+    m, n, k = 1, 16, 192
     weights = Affine(n, k, 4)
     scales, biases = bfloat(weights.scales), bfloat(weights.biases)
     x = bfloat(np.random.default_rng(1).standard_normal((m, k)))
@@ -131,9 +135,10 @@ def test_mlx_qmv_of_bfloat(tmp_path: Path) -> None:
 
 
 @needs_mlx
-@pytest.mark.parametrize(("n", "aligned"), [(64, "true"), (45, "false")])
-def test_mlx_qmm_t(tmp_path: Path, n: int, aligned: str) -> None:
-    m, k = 37, 128
+@pytest.mark.parametrize("aligned", ["true", "false"])
+def test_mlx_qmm_t(tmp_path: Path, aligned: str) -> None:
+    # With n that is not whole tiles of 32, it reads past the end of the weights.
+    m, n, k = 37, 64, 128
     weights = Affine(n, k, 4)
     x = np.random.default_rng(1).standard_normal((m, k)).astype(np.float32)
     kernel = mlx(tmp_path, f"affine_qmm_t_float_gs_64_b_4_alN_{aligned}_batch_0",
@@ -177,10 +182,22 @@ def test_mlx_quantize_and_dequantize(tmp_path: Path, bits: int) -> None:
     got = dequantize({0: results[0], 1: results[1], 2: results[2],
                       3: np.zeros((rows, columns), np.float32)}, {}, (count // per_pack,),
                      (min(count // per_pack, 256),), 3, grid_threads=True)
-    step = np.abs(results[1]).max()
-    error = np.abs(np.frombuffer(got, np.float32).reshape(w.shape) - w).max()
-    print(f"error {error / step:.3f} of a step")
-    assert error <= 0.51 * step
+    dense = np.frombuffer(got, np.float32).reshape(w.shape)
+    close(dense, affine_quantized(w, bits), 1e-6)
+
+
+def affine_quantized(w: Any, bits: int) -> Any:
+    """MLX's rounding in groups of 64: the end of the range that is farther from zero is exact."""
+    groups = w.reshape(-1, 64)
+    least, most = groups.min(-1, keepdims=True), np.maximum(groups.max(-1, keepdims=True), 0)
+    below = np.abs(least) > np.abs(most)
+    scale = np.where(below, 1, -1) * np.maximum((most - least) / np.float32((1 << bits) - 1),
+                                                np.float32(1e-7))
+    edge = np.where(below, least, most)
+    steps = np.rint(edge / scale)
+    scale = (edge / steps).astype(np.float32)
+    codes = np.minimum(np.rint((groups - edge) / scale), (1 << bits) - 1)
+    return (codes.astype(np.float64) * scale + edge).reshape(w.shape)
 
 
 def attention(q: Any, k: Any, v: Any, scale: float, mask: Any = None, sinks: Any = None) -> Any:
@@ -384,7 +401,8 @@ def test_ggml_mul_mv(tmp_path: Path, kind: str, name: str, nr0: int, nsg: int) -
 @needs_ggml
 @pytest.mark.parametrize("kind", ["q4_0", "q8_0", "f16", "bf16", "f32"])
 def test_ggml_mul_mm(tmp_path: Path, kind: str) -> None:
-    m, n, k = 37, 70, 64
+    # With n that is not a multiple of 4, it stores vectors that are not aligned.
+    m, n, k = 37, 72, 64
     packed, dense = blocks(kind, n, k)
     x = heads(np.random.default_rng(1), m, k)
     row = packed.shape[1]
@@ -428,7 +446,7 @@ def test_ggml_soft_max(tmp_path: Path) -> None:
                   *((name, np.float32(value)) for name, value in
                     (("scale", 0.5), ("max_bias", 0), ("m0", 0), ("m1", 0))),
                   *ints(n_head_log2=0))
-    # With more threads it races: the barrier between two uses of its threadgroup memory is mem_none.
+    # With more threads it races: the barrier between two uses of threadgroup memory is mem_none.
     mask, sink = heads(np.random.default_rng(2), rows, n), np.array([1.5], np.float32)
     got = ggml(tmp_path, "kernel_soft_max_f32")(
         {1: x, 2: mask, 3: sink, 4: np.zeros_like(x)}, {0: args}, (rows, 1, 1), (32,), 4,
@@ -436,3 +454,35 @@ def test_ggml_soft_max(tmp_path: Path) -> None:
     weights = np.exp(0.5 * x.astype(np.float64) + mask)
     total = weights.sum(-1, keepdims=True) + np.exp(1.5)
     close(np.frombuffer(got, np.float32).reshape(rows, n), weights / total, 1e-6)
+
+
+@needs_ggml
+@pytest.mark.parametrize(("masked", "nsg"), [(False, 1), (True, 1)])
+def test_ggml_flash_attention_of_one_query(tmp_path: Path, masked: bool, nsg: int) -> None:
+    random = np.random.default_rng(3)
+    q_heads, kv_heads, keys, d = 4, 2, 64, 64
+    q = heads(random, q_heads, 1, d)
+    k, v = (heads(random, kv_heads, keys, d).astype(np.float16) for _ in range(2))
+    seen = random.random(keys) < 0.7 if masked else None
+    mask = np.where(seen, 0, -np.inf).astype(np.float16) if masked else np.zeros(keys, np.float16)
+    row, plane = 2 * d, 2 * d * keys
+    args = struct(*ints(ne01=1, ne02=q_heads, ne03=1),
+                  *sizes(nb01=4 * d * q_heads, nb02=4 * d, nb03=4 * d * q_heads),
+                  *ints(ne11=keys, ne_12_2=kv_heads, ne_12_3=1, ns10=d),
+                  *sizes(nb11=row, nb12=plane, nb13=plane * kv_heads), *ints(ns20=d),
+                  *sizes(nb21=row, nb22=plane, nb23=plane * kv_heads),
+                  *ints(ne31=1, ne32=1, ne33=1), *sizes(nb31=2 * keys, nb32=2 * keys,
+                                                        nb33=2 * keys),
+                  *ints(ne1=q_heads, ne2=1, ne3=1),
+                  *((name, np.float32(value)) for name, value in
+                    (("scale", 0.2), ("max_bias", 0), ("m0", 1), ("m1", 1))),
+                  *ints(n_head_log2=0), ("logit_softcap", np.float32(0)))
+    on = flags(masked, False, False, False, False)
+    constants = {400 + i: flag for i, flag in enumerate(on)}
+    constants |= {420: f"int:{d}", 421: f"int:{d}", 422: f"int:{nsg}", 423: "int:1"}
+    memory = -(-(128 + 4 * 32 + 2 * 128) * nsg * 2 // 16) * 16
+    got = ggml(tmp_path, "kernel_flash_attn_ext_vec_f16_dk64_dv64")(
+        {1: q, 2: k, 3: v, 4: mask, 5: mask, 6: mask, 7: np.zeros_like(q)}, {0: args},
+        (1, q_heads, 1), (32, nsg), 7, constants, memory=memory, races=True)
+    want = attention(q, k, v, 0.2, seen)
+    close(np.frombuffer(got, np.float32).reshape(q.shape), want, 2e-3)

@@ -1,5 +1,5 @@
-// The caller's memory that a launch reaches through addresses, which it is checked against in place.
-// Must not know threads or how accesses are reported.
+// The caller's memory that a launch reaches through addresses: checked in place. Must not know
+// threads or how accesses are reported.
 #pragma once
 
 #include <algorithm>

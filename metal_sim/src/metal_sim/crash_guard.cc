@@ -13,7 +13,7 @@
 namespace metal_sim {
 namespace {
 
-/// Those of accesses without memory, and of the trap instructions that check bounds.
+/// Signals of accesses without memory, and of the trap instructions that check bounds.
 constexpr std::array<int, 4> kSignals = {SIGSEGV, SIGBUS, SIGILL, SIGTRAP};
 
 struct Handlers {
@@ -48,7 +48,7 @@ const void* Redirect(ucontext_t* context, std::byte* stack_top) {
 #else
 #error "metal_sim: needs x86-64 or AArch64"
 #endif
-  // Sites are return addresses: behind the instruction.
+  // Sites are return addresses: past the instruction.
   return reinterpret_cast<const void*>(was + 1);  // NOLINT(performance-no-int-to-ptr)
 }
 

@@ -44,8 +44,7 @@ std::optional<std::string> LaunchOrder::Add(std::string kernel,
   for (const Ran& earlier : launches_) {
     for (const ObservedAccess& first : earlier.observed) {
       for (const ObservedAccess& second : observed) {
-        const std::optional<Shared> shared =
-            found ? std::nullopt : FindShared(first, second);
+        const std::optional<Shared> shared = found ? std::nullopt : FindShared(first, second);
         if (!shared) continue;
         const uintptr_t offset = shared->address - reinterpret_cast<uintptr_t>(second.data);
         found = fmt::format(

@@ -1,8 +1,8 @@
-// Finds launches between which a barrier is missing. They are run one after the other, and what they
-// did is compared: launches without a barrier between them may run in any order and interleaved on a
-// GPU, so that a byte which one of them writes and another reads or writes is an error whatever the
-// order was here, as the race detector's epochs are within a launch (shadow_cell.h). Running them
-// interleaved would show the same bytes, or only a wrong result, and cost more.
+// Finds launches between which a barrier is missing. They are run one after the other, and what
+// they did is compared: launches without a barrier between them may run in any order and
+// interleaved on a GPU, so that a byte which one of them writes and another reads or writes is an
+// error whatever the order was here, as in the race detector within a launch (shadow_cell.h).
+// Running them interleaved would show the same bytes, or only a wrong result, and cost more.
 #pragma once
 
 #include <deque>

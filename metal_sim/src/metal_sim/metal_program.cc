@@ -77,10 +77,10 @@ std::string PlaceOf(std::string_view line) {
 Result<std::unique_ptr<MetalProgram>> MetalProgram::Compile(const fs::path& source,
                                                             const CompileOptions& options) {
   METAL_SIM_ASSIGN_OR_RETURN(MetalCompiler compiler, MetalCompiler::Make(options.clang));
-  METAL_SIM_ASSIGN_OR_RETURN(std::string preprocessed, compiler.Preprocess(source, options));
+  METAL_SIM_ASSIGN_OR_RETURN(const std::string preprocessed, compiler.Preprocess(source, options));
   METAL_SIM_ASSIGN_OR_RETURN(
       const RewrittenSource rewritten,
-      RewriteMetal(std::move(preprocessed), RewritePurpose::kRun, options.kernels));
+      RewriteMetal(preprocessed, RewritePurpose::kRun, options.kernels));
   std::unique_ptr<MetalProgram> program(new MetalProgram(std::move(compiler)));
   const std::vector<std::string> arguments = CompilerArguments(options);
   const ProgramCache cache = ProgramCache::OfEnvironment();
@@ -100,8 +100,7 @@ Result<std::unique_ptr<MetalProgram>> MetalProgram::Compile(const fs::path& sour
 Result<std::vector<KernelEntry>> MetalProgram::List(const fs::path& source,
                                                     const CompileOptions& options) {
   METAL_SIM_ASSIGN_OR_RETURN(const MetalCompiler compiler, MetalCompiler::Make(options.clang));
-  METAL_SIM_ASSIGN_OR_RETURN(const std::string preprocessed,
-                             compiler.Preprocess(source, options));
+  METAL_SIM_ASSIGN_OR_RETURN(const std::string preprocessed, compiler.Preprocess(source, options));
   METAL_SIM_ASSIGN_OR_RETURN(RewrittenSource rewritten, RewriteMetal(preprocessed));
   return std::move(rewritten.kernels);
 }

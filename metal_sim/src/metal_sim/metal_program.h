@@ -28,7 +28,7 @@ class MetalProgram {
   /// enough), kInvalidArgument with the first message of the compiler, "file.metal:12:3: ...".
   static Result<std::unique_ptr<MetalProgram>> Compile(const std::filesystem::path& source,
                                                        const CompileOptions& options);
-  /// The kernels of a file, which is not compiled. Errors: as Compile, but for what only the
+  /// The kernels of a file, which is not compiled. Errors: as Compile, without what only the
   /// compiler notices.
   static Result<std::vector<KernelEntry>> List(const std::filesystem::path& source,
                                                const CompileOptions& options);

@@ -86,7 +86,10 @@ class ExpressionRewriter {
   bool BeginsBranch(size_t colon) const {
     int open = 1;
     for (size_t i = colon; i-- > 0;) {
-      if (source_.Partner(i) < i) i = source_.Partner(i);
+      if (source_.Partner(i) < i) {
+        i = source_.Partner(i);
+        continue;
+      }
       if (source_.Is(i, ":")) ++open;
       if (source_.Is(i, "?") && --open == 0) return true;
       if (source_.IsOneOf(i, {";", "{", "(", "[", ","})) return false;

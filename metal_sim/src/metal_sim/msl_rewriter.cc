@@ -78,17 +78,17 @@ std::string UsingDirective(const std::string& expression) {
   return fmt::format("using namespace ::metal_sim_program::{}; ", expression.substr(0, end));
 }
 
-/// A pointer to a function that says whether the argument is there. A constant that is computed from
-/// function constants has become a function (msl_constants.h).
+/// The function that says whether the argument is there, after a comma; nothing where it always is.
+/// A constant that is computed from function constants has become a function (msl_constants.h).
 std::string PresenceText(const KernelArgument& argument, const std::string& scope,
                          const std::vector<ConstantEntry>& constants) {
-  if (argument.condition.empty()) return "nullptr";
+  if (argument.condition.empty()) return "";
   bool plain = false;
   for (const ConstantEntry& constant : constants) {
     plain = plain || constant.name == argument.condition ||
             constant.name.ends_with("::" + argument.condition);
   }
-  return fmt::format("[]() -> bool {{ {}using namespace ::metal_sim_program; return {}{}; }}",
+  return fmt::format(", []() -> bool {{ {}using namespace ::metal_sim_program; return {}{}; }}",
                      scope, argument.condition, plain ? "" : "__value()");
 }
 
@@ -100,10 +100,9 @@ std::string KernelFunctions(const KernelEntry& kernel, size_t number,
   std::string text =
       fmt::format("static constexpr ::metal_sim::Argument kArguments_{}[{}] = {{", number, extent);
   for (const KernelArgument& argument : kernel.arguments) {
-    text += fmt::format(
-        "{{::metal_sim::Source::{}, {}, \"{}\", {}}}, ", SourceName(argument.source),
-        argument.index, argument.name,
-        PresenceText(argument, UsingDirective(kernel.expression), constants));
+    text += fmt::format("{{::metal_sim::Source::{}, {}, \"{}\"{}}}, ", SourceName(argument.source),
+                        argument.index, argument.name,
+                        PresenceText(argument, UsingDirective(kernel.expression), constants));
   }
   text += fmt::format(
       "}};\nstatic void Run_{}() {{ {}::metal_sim::Invoke(&::metal_sim_program::{}, "

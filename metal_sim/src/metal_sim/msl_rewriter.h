@@ -14,9 +14,9 @@ namespace metal_sim {
 /// A parameter of a kernel and its binding.
 struct KernelArgument {
   Source source;
-  int index;                ///< The index of a buffer or of threadgroup memory, or 0.
-  std::string name;         ///< Empty if the parameter has none.
-  std::string declaration;  ///< The parameter's tokens without attributes: "device half* x".
+  int index;                   ///< The index of a buffer or of threadgroup memory, or 0.
+  std::string name;            ///< Empty if the parameter has none.
+  std::string declaration;     ///< The parameter's tokens without attributes: "device half* x".
   std::string condition = {};  ///< The name in [[function_constant(name)]]; empty: it has none.
 };
 

@@ -39,7 +39,7 @@ class ProgramCache {
   static constexpr uintmax_t kMostBytes = uintmax_t{1} << 30;
 
   /// The folder that METAL_SIM_CACHE of the environment names; none where it is empty. Without it,
-  /// a folder of this user alone below XDG_CACHE_HOME, else below the one for temporary files.
+  /// a folder of this user alone below XDG_CACHE_HOME, or below the one for temporary files.
   static ProgramCache OfEnvironment();
   explicit ProgramCache(std::filesystem::path folder) : folder_(std::move(folder)) {}
 

@@ -36,9 +36,8 @@ class Rendezvous {
   using LanesByState = std::array<uint32_t, kThreadStates>;
   static LanesByState LanesOf(const Threadgroup& group, uint32_t simdgroup);
   Outcome SettleSimdgroup(Threadgroup* group, uint32_t simdgroup);
-  /// Of the lanes that wait in collectives, those of the one that comes first in the code. In
-  /// branches lanes are apart, as on a GPU, which lets the others wait where branches meet again:
-  /// further on.
+  /// The lanes that wait in one collective: in the first of the code. In branches lanes are apart,
+  /// as on a GPU, which lets the others wait where branches meet again: further on.
   static uint32_t FirstTogether(Threadgroup* group, uint32_t simdgroup, uint32_t waiting);
   void PassSimdgroupBarrier(Threadgroup* group, uint32_t simdgroup, uint32_t lanes);
   void PassCollective(Threadgroup* group, uint32_t simdgroup, uint32_t lanes);

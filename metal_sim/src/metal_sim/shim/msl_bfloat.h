@@ -103,8 +103,8 @@ template <typename A, typename B>
 using BfloatResult =
     std::conditional_t<std::is_same_v<A, float> || std::is_same_v<B, float>, float, bfloat>;
 
-/// A literal 0 at one side of ?:. Beside a class, as bfloat is, it is one of that class; beside a
-/// number what 0 is: templates convert to exactly their type, so that nothing else does.
+/// A literal 0 at one side of ?:. If the other side is of a class, as bfloat is, so is the result;
+/// if it is a number, 0 is an int: templates convert to exactly their type, and to no other.
 struct Zero {
   template <typename T>
   requires(std::is_class_v<T> || std::is_pointer_v<T> || std::is_same_v<T, int> ||

@@ -93,8 +93,8 @@ METAL_SIM_CALLBACK void* __tsan_memset(void* destination, int value, size_t byte
   return __builtin_memset(destination, value, bytes);
 }
 
-METAL_SIM_CALLBACK void __ubsan_handle_type_mismatch_v1_abort(
-    metal_sim::TypeMismatch* found, uintptr_t) {
+METAL_SIM_CALLBACK void __ubsan_handle_type_mismatch_v1_abort(metal_sim::TypeMismatch* found,
+                                                              uintptr_t) {
   if (metal_sim::attached_runtime != nullptr) {
     char what[200];
     __builtin_snprintf(what, sizeof(what), "misaligned access: %.100s needs %u bytes",

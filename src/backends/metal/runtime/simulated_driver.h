@@ -18,8 +18,8 @@ struct SimulatedLaunch {
   int64_t slots = 0;  ///< Instruction slots of all threads (metal_sim/slot_count.h), if counted.
 };
 
-/// Launches run when they are given, in order or, with a seed, those that no barrier parts in a random
-/// order; a barrier that is missing between two is found from what they did (simulated_order.h).
+/// Launches run when they are given, in order or, with a seed, those that no barrier parts in a
+/// random order; a barrier that is missing is found from what launches did (simulated_order.h).
 /// The variables METAL_MARLIN_METAL_SIM_* (docs/howto/environment.md) seed the thread schedule, set
 /// the probability that a thread is preempted at a memory access, choose fast math, and name a
 /// folder whose kernels replace the embedded ones. Findings of the simulator are errors of Run.

@@ -1,5 +1,10 @@
 // Builds without the simulator: everything says so.
+#include <optional>
+#include <string>
+#include <vector>
+
 #include "metal_sim/launch.h"
+#include "metal_sim/launch_order.h"
 #include "metal_sim/metal_program.h"
 #include "metal_sim/type_check.h"
 
@@ -35,6 +40,10 @@ std::vector<std::string> MetalProgram::Locate(const std::vector<const void*>& si
 }
 
 int64_t SlotVariables::Take() const { return 0; }
+
+std::optional<std::string> LaunchOrder::Add(std::string, std::vector<ObservedAccess>) {
+  return std::nullopt;
+}
 
 const char* FindingKindName(FindingKind) { return ""; }
 Result<Report> Simulate(const Kernel&, const Launch&, const SimulationOptions&) {

@@ -1,4 +1,4 @@
-// What launches declare, against what they do: memory that they do not name, and barriers between
+// Launches that do not do what they declare: memory that they do not name, and barriers between
 // them that are missing.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -175,9 +175,8 @@ TEST_F(SimulatedOrder, FindsEveryMissingBarrier) {
     EXPECT_EQ(Run(launches).message(), "");
     Open([] { return true; });
     const std::string last(launches.back().function);
-    EXPECT_THAT(Run(launches).message(),
-                AllOf(HasSubstr("missing barrier"), HasSubstr(last),
-                      HasSubstr(std::string(launches.front().function))));
+    EXPECT_THAT(Run(launches).message(), AllOf(HasSubstr("missing barrier"), HasSubstr(last),
+                                               HasSubstr(std::string(launches.front().function))));
   }
   // Also between calls, but not across a wait.
   Open([] { return true; });
