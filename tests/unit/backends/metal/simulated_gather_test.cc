@@ -42,7 +42,11 @@ class SimulatedGather : public ::testing::Test {
   }
 
   QuantizedWeights Stack(int64_t k, int64_t n, Format format, ScaleType scales = ScaleType::kF16) {
-    const std::vector<float> values = Random(kMatrices * k * n);
+    std::vector<float> values = Random(kMatrices * k * n);
+    // Matrices of different sizes, so that their global scales differ.
+    for (int64_t i = k * n; i < kMatrices * k * n; ++i) {
+      values[static_cast<size_t>(i)] *= static_cast<float>(1 + i / (k * n));
+    }
     QuantizeOptions options;
     options.scale_type = scales;
     options.format = format;
