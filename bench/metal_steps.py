@@ -139,7 +139,7 @@ def compile_sources(context: Context, standard: str) -> dict[str, Any]:
     found = context.run(*compiler, "--version")
     if found.state != "exit 0":
         return {"state": "no compiler (xcrun metal)", "rows": []}
-    sources = sorted((KERNELS / "kernels").glob("*.metal"))
+    sources = sorted((KERNELS / "kernels").rglob("*.metal"))
     if standard >= "4":
         sources += sorted((KERNELS / "kernels4").glob("*.metal"))
     folders = [f"-I{folder}" for folder in (ROOT / "src", ROOT / "include",

@@ -696,7 +696,7 @@ MUTANTS = [
 
 
 def find(root: Path, name: str) -> Path:
-    return next(root / folder / name for folder in FOLDERS if (root / folder / name).exists())
+    return next(path for folder in FOLDERS for path in (root / folder).rglob(name))
 
 
 def replace(text: str, mutant: Mutant) -> str:

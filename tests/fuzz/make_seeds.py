@@ -261,7 +261,7 @@ def metal_sources() -> Seeds:
     """Returns kernels without their directives, as after preprocessing."""
     seeds = {}
     folder = ROOT / "src/backends/metal/kernels"
-    for file in sorted([*folder.glob("*.metal"), *folder.glob("*.h")]):
+    for file in sorted([*folder.rglob("*.metal"), *folder.rglob("*.h")]):
         lines = [line for line in file.read_text().splitlines() if not line.startswith("#")]
         seeds[file.name] = (f'# 1 "{file.name}"\n' + "\n".join(lines) + "\n").encode()
     seeds["brackets"] = b"(" * 20_000 + b")" * 20_000

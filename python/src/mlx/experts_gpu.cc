@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <tuple>
 
-#include "backends/metal/kernels/expert_parameters.h"
+#include "backends/metal/kernels/moe/expert_parameters.h"
 #include "backends/metal/runtime/error_words.h"
 #include "mlx/experts.h"
 #include "mlx/gpu_memory.h"
@@ -71,7 +71,8 @@ class GpuExperts {
     constexpr int32_t kOne = 0x3f800000;  // 1 as a float
     return {WithPipelines(mx::metal::device(mx::Device::gpu), std::move(planned.launches), text),
             planned.workspace_bytes, Filled(call.rows, mx::float32, kOne),
-            Filled(static_cast<int64_t>(kErrorNumbers) * planned.passes, mx::int32, kernels::kNoSelection)};
+            Filled(static_cast<int64_t>(kErrorNumbers) * planned.passes, mx::int32,
+                   kernels::kNoSelection)};
   }
 
   std::shared_ptr<MetalExperts> experts_;

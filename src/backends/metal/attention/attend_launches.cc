@@ -9,7 +9,7 @@
 #include "backends/metal/attention/row_report.h"
 #include "backends/metal/gemm/row_parts.h"
 #include "backends/metal/gemm/strip_layout.h"
-#include "backends/metal/kernels/attend_parameters.h"
+#include "backends/metal/kernels/attention/attend_parameters.h"
 #include "base/checked.h"
 #include "base/errors.h"
 #include "base/macros.h"

@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "backends/metal/decoder/operations.h"
-#include "backends/metal/kernels/attend_parameters.h"
+#include "backends/metal/kernels/attention/attend_parameters.h"
 #include "backends/metal/runtime/driver.h"
 #include "marlin/decoder.h"
 

@@ -9,7 +9,7 @@
 #include "backends/metal/decoder/operations.h"
 #include "backends/metal/gemm/row_parts.h"
 #include "backends/metal/gemm/strip_layout.h"
-#include "backends/metal/kernels/head_product_parameters.h"
+#include "backends/metal/kernels/attention/head_product_parameters.h"
 #include "base/checked.h"
 #include "base/errors.h"
 #include "base/macros.h"

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <initializer_list>
 
-#include "backends/metal/kernels/attend_parameters.h"
+#include "backends/metal/kernels/attention/attend_parameters.h"
 #include "backends/metal/runtime/driver.h"
 #include "marlin/decoder.h"
 #include "marlin/status.h"

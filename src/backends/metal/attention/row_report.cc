@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "backends/metal/kernels/attend_parameters.h"
+#include "backends/metal/kernels/attention/attend_parameters.h"
 #include "base/errors.h"
 #include "base/macros.h"
 

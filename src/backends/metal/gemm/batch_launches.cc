@@ -4,7 +4,7 @@
 #include <string_view>
 
 #include "backends/metal/gemm/row_parts.h"
-#include "backends/metal/kernels/batch_parameters.h"
+#include "backends/metal/kernels/gemm/batch_parameters.h"
 
 namespace marlin::metal {
 namespace {

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "backends/metal/gemm/strip_layout.h"
-#include "backends/metal/kernels/gather_parameters.h"
+#include "backends/metal/kernels/gemm/gather_parameters.h"
 #include "backends/metal/plan/kernel_table.h"
 #include "backends/metal/plan/kernel_text.h"
 #include "backends/metal/plan/launch_plan.h"

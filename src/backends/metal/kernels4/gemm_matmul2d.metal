@@ -10,10 +10,11 @@
 // cooperatively into an fp32 cooperative tensor. Threadgroup memory: 16,384 bytes. Error model:
 // unknown; weights are rounded to fp32, but the unit's handling of fp32 operands is undocumented.
 #include <MetalPerformancePrimitives/MetalPerformancePrimitives.h>
+
 #include <metal_stdlib>
 #include <metal_tensor>
 
-#include "backends/metal/kernels/gemm_staged.h"
+#include "backends/metal/kernels/gemm/gemm_staged.h"
 
 using namespace metal;
 using namespace marlin::kernels;
@@ -42,8 +43,8 @@ template <typename T>
                            (p.n - 1) / kStripOutputs};
 
   // Extents and strides list the contiguous dimension first.
-  tensor<threadgroup T, Extents, tensor_inline> a(
-      (threadgroup T*)buffers, Extents(kBlockK, kTile), array<int, 2>{1, Layout::kInputStride});
+  tensor<threadgroup T, Extents, tensor_inline> a((threadgroup T*)buffers, Extents(kBlockK, kTile),
+                                                  array<int, 2>{1, Layout::kInputStride});
   tensor<threadgroup float, Extents, tensor_inline> weights(
       (threadgroup float*)buffers + Layout::kInputBytes / 4, Extents(kTile, kBlockK),
       array<int, 2>{1, Layout::kWeightStride});
@@ -79,9 +80,9 @@ template <typename T>
   }
 }
 
-#define MARLIN_GEMM_MATMUL2D(name, type)                                                  \
-  template [[host_name(name)]] [[kernel]] decltype(marlin_gemm_matmul2d<type>)            \
-  marlin_gemm_matmul2d<type>;
+#define MARLIN_GEMM_MATMUL2D(name, type) \
+  template [[host_name(                  \
+      name)]] [[kernel]] decltype(marlin_gemm_matmul2d<type>) marlin_gemm_matmul2d<type>;
 
 MARLIN_GEMM_MATMUL2D("marlin_gemm_matmul2d_f32", float)
 MARLIN_GEMM_MATMUL2D("marlin_gemm_matmul2d_bf16", bfloat)

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <string_view>
 
-#include "backends/metal/kernels/expert_parameters.h"
+#include "backends/metal/kernels/moe/expert_parameters.h"
 #include "backends/metal/moe/pass_launches.h"
 #include "backends/metal/plan/launch_plan.h"
 #include "base/checked.h"

@@ -5,7 +5,7 @@
 #include <span>
 #include <string_view>
 
-#include "backends/metal/kernels/expert_parameters.h"
+#include "backends/metal/kernels/moe/expert_parameters.h"
 #include "backends/metal/moe/decode_launches.h"
 #include "backends/metal/moe/pass_launches.h"
 #include "backends/metal/plan/launch_plan.h"

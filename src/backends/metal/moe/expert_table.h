@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "backends/metal/gemm/prepared_strips.h"
-#include "backends/metal/kernels/expert_parameters.h"
+#include "backends/metal/kernels/moe/expert_parameters.h"
 #include "backends/metal/runtime/driver.h"
 #include "plan/moe/experts.h"
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "backends/metal/gemm/row_parts.h"
-#include "backends/metal/kernels/expert_parameters.h"
+#include "backends/metal/kernels/moe/expert_parameters.h"
 #include "backends/metal/runtime/driver.h"
 #include "plan/moe/experts.h"
 

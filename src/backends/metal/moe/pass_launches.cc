@@ -2,7 +2,7 @@
 
 #include "backends/metal/gemm/product_launches.h"
 #include "backends/metal/gemm/strip_layout.h"
-#include "backends/metal/kernels/expert_parameters.h"
+#include "backends/metal/kernels/moe/expert_parameters.h"
 #include "base/checked.h"
 
 namespace marlin::metal {

@@ -8,7 +8,7 @@
 #include "backends/metal/gemm/product_launches.h"
 #include "backends/metal/gemm/row_parts.h"
 #include "backends/metal/gemm/strip_layout.h"
-#include "backends/metal/kernels/router_parameters.h"
+#include "backends/metal/kernels/moe/router_parameters.h"
 #include "plan/step/router_errors.h"
 
 namespace marlin::metal {

@@ -163,7 +163,7 @@ Status Unknown(std::string_view what) {
 
 Result<KernelBody> BodyOfKernel(std::string_view file, std::string_view function,
                                 const FunctionConstants& constants) {
-  const std::string path = fmt::format("{}{}", kKernelFolder, file);
+  const std::string path = PathOfKernelFile(file);
   const auto files = KernelFiles();
   const auto found = std::find_if(files.begin(), files.end(),
                                   [&](const KernelFile& known) { return known.path == path; });

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <span>
+#include <string>
 #include <string_view>
 
 namespace marlin::metal {
@@ -12,5 +13,9 @@ struct KernelFile {
 };
 
 std::span<const KernelFile> KernelFiles();
+
+/// The path of a file of kernels/, whose files have different names. A file that is not embedded is
+/// looked for in kernels/ itself.
+std::string PathOfKernelFile(std::string_view name);
 
 }  // namespace marlin::metal

@@ -71,7 +71,7 @@ std::optional<Declared> DeclaredConstant(std::string_view line) {
 }  // namespace
 
 Result<std::string> KernelText(std::string_view file) {
-  const std::string path = fmt::format("{}{}", kKernelFolder, file);
+  const std::string path = PathOfKernelFile(file);
   std::set<std::string_view> seen;
   std::string text;
   MARLIN_RETURN_IF_ERROR(Append(path, &seen, &text));
@@ -96,8 +96,7 @@ Result<std::string> KernelText(std::string_view file, const FunctionConstants& c
 }
 
 Result<std::vector<FunctionConstant>> ListFunctionConstants() {
-  MARLIN_ASSIGN_OR_RETURN(std::string_view rest,
-                          TextOf(fmt::format("{}constants.h", kKernelFolder)));
+  MARLIN_ASSIGN_OR_RETURN(std::string_view rest, TextOf("backends/metal/kernels/constants.h"));
   std::vector<FunctionConstant> constants;
   while (!rest.empty()) {
     const auto declared = DeclaredConstant(TakeLine(&rest));

@@ -11,7 +11,6 @@
 namespace marlin::metal {
 
 /// The folder of the kernel sources in their paths.
-inline constexpr std::string_view kKernelFolder = "backends/metal/kernels/";
 
 /// A kernel source file ("gemv.metal", "gemv.h") with the project's files expanded at the first
 /// #include line that names them; #line directives keep the locations of errors. #include <...>

@@ -6,7 +6,7 @@
 #include <initializer_list>
 
 #include "backends/metal/decoder/operations.h"
-#include "backends/metal/kernels/recurrent_parameters.h"
+#include "backends/metal/kernels/recurrent/recurrent_parameters.h"
 #include "marlin/recurrent.h"
 
 namespace marlin::metal {

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "backends/metal/decoder/operations.h"
-#include "backends/metal/kernels/rows_parameters.h"
+#include "backends/metal/kernels/rows/rows_parameters.h"
 #include "backends/metal/rows/row_views.h"
 #include "base/errors.h"
 #include "base/macros.h"

@@ -7,7 +7,7 @@
 #include "backends/metal/attention/row_report.h"
 #include "backends/metal/decoder/operations.h"
 #include "backends/metal/gemm/strip_layout.h"
-#include "backends/metal/kernels/append_parameters.h"
+#include "backends/metal/kernels/rows/append_parameters.h"
 #include "backends/metal/rows/row_views.h"
 #include "base/checked.h"
 #include "base/macros.h"

@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "backends/metal/decoder/operations.h"
-#include "backends/metal/kernels/rows_parameters.h"
+#include "backends/metal/kernels/rows/rows_parameters.h"
 #include "backends/metal/runtime/driver.h"
 #include "marlin/decoder.h"
 #include "marlin/tensor.h"

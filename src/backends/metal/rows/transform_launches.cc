@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "backends/metal/gemm/strip_layout.h"
-#include "backends/metal/kernels/rows_parameters.h"
+#include "backends/metal/kernels/rows/rows_parameters.h"
 #include "backends/metal/rows/row_views.h"
 #include "base/checked.h"
 

@@ -76,8 +76,7 @@ class Programs {
         return program;
       }
     }
-    return FromSimulator(
-        MetalProgram::Compile(root_ / "backends/metal/kernels" / source, options_));
+    return FromSimulator(MetalProgram::Compile(root_ / PathOfKernelFile(source), options_));
   }
 
   void GiveBack(std::string_view source, std::unique_ptr<MetalProgram> program) {
@@ -155,7 +154,8 @@ class SimulatedDriver final : public HostMemoryDriver {
       simulated[turn] = {std::string(launch.function), std::move(outcome.report.counters),
                          outcome.slots};
     }
-    if (record_ != nullptr) std::move(simulated.begin(), simulated.end(), std::back_inserter(*record_));
+    if (record_ != nullptr)
+      std::move(simulated.begin(), simulated.end(), std::back_inserter(*record_));
     together.launches.clear();
     return Status();
   }
@@ -243,7 +243,7 @@ class SimulatedDriver final : public HostMemoryDriver {
   metal_sim::SimulationOptions options_;
   std::vector<SimulatedLaunch>* const record_;  ///< Or null.
   SimulatedOrder order_;
-  const std::unique_ptr<LaunchSlots> slots_;    ///< Or null.
+  const std::unique_ptr<LaunchSlots> slots_;  ///< Or null.
 };
 
 /// Parses a number in an environment variable; leaves `value` unchanged if it is unset or empty.
@@ -258,8 +258,7 @@ Status ReadNumber(const char* name, T* value) {
 }  // namespace
 
 Result<std::unique_ptr<Driver>> OpenSimulatedDriver(std::vector<SimulatedLaunch>* record,
-                                                    std::function<bool()> drops,
-                                                    bool count_slots) {
+                                                    std::function<bool()> drops, bool count_slots) {
   metal_sim::SimulationOptions options;
   MARLIN_RETURN_IF_ERROR(ReadNumber("METAL_MARLIN_METAL_SIM_SEED", &options.seed));
   MARLIN_RETURN_IF_ERROR(ReadNumber("METAL_MARLIN_METAL_SIM_PREEMPTION", &options.preemption));

@@ -5,7 +5,7 @@
 
 #include "backends/metal/decoder/operations.h"
 #include "backends/metal/gemm/product_launches.h"
-#include "backends/metal/kernels/sample_parameters.h"
+#include "backends/metal/kernels/sampling/sample_parameters.h"
 #include "base/macros.h"
 #include "plan/step/sample_marks.h"
 #include "plan/step/sampler_states.h"

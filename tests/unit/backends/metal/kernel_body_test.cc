@@ -37,7 +37,7 @@ TEST(KernelBodyTest, DeclaresWhatTheKernelHas) {
   EXPECT_THAT(body.source, HasSubstr("\n  threadgroup float sums["));
   EXPECT_THAT(body.source, HasSubstr("  Gemv<kRows, kStrips>("));
   EXPECT_THAT(body.source, Not(HasSubstr("[[")));
-  EXPECT_THAT(body.header, StartsWith("#line 1 \"backends/metal/kernels/gemv.h\"\n"));
+  EXPECT_THAT(body.header, StartsWith("#line 1 \"backends/metal/kernels/gemm/gemv.h\"\n"));
   EXPECT_THAT(body.header, Not(HasSubstr("[[kernel]]")));
   ASSERT_EQ(body.arguments.size(), 9U);
   EXPECT_EQ(body.arguments[5].name, "marlin_out");

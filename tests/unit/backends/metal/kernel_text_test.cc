@@ -38,7 +38,7 @@ TEST(KernelTextTest, HoldsEveryFileOnce) {
     ASSERT_TRUE(text.ok()) << text.status().message();
     EXPECT_THAT(*text, Not(HasSubstr("#include \""))) << source;
     EXPECT_EQ(CountOf("struct Parameters {", *text), 1) << source;
-    EXPECT_THAT(*text, HasSubstr("#line 1 \"backends/metal/kernels/" + source + "\"\n"));
+    EXPECT_THAT(*text, HasSubstr("#line 1 \"" + PathOfKernelFile(source) + "\"\n"));
   }
 }
 

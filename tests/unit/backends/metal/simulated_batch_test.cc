@@ -13,7 +13,7 @@
 
 #include "backends/metal/gemm/batch_launches.h"
 #include "backends/metal/gemm/row_parts.h"
-#include "backends/metal/kernels/batch_parameters.h"
+#include "backends/metal/kernels/gemm/batch_parameters.h"
 #include "backends/metal/metal_backend.h"
 #include "backends/metal/runtime/simulated_driver.h"
 #include "marlin/gemm.h"
