@@ -142,7 +142,7 @@ class Text {
   int32_t next_ = 0;
 };
 
-/// What a token may cost: a replay, if the device does all of the pass.
+/// The cost of a token: one replay.
 void ExpectFewEvents(int64_t tokens) {
   EXPECT_EQ(TheLog().buffers, 0);
   EXPECT_EQ(TheLog().mapped, 0);

@@ -24,7 +24,7 @@ class AppleStream : public AppleDriver {
     Open();
     TheLog() = {};
   }
-  /// What the second of a pair of launches reads: the first's result, then more input.
+  /// The input of the second of a pair of launches: the first's result, then more input.
   float* Between() {
     float* const between = Floats(260);
     std::memcpy(between + kOutputs, Input(0).data() + 67, (kInputs - 67) * 4);

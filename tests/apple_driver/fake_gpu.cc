@@ -128,7 +128,7 @@ Object* NewArchive(const ArchiveDescriptor& descriptor, Object** error) {
 
 Object* NewPipeline(PipelineDescriptor* descriptor, uint64_t options, Object** error) {
   constexpr uint64_t kFailOnMiss = 4;
-  static std::mutex mutex;  // Of the archive and of the counts.
+  static std::mutex mutex;  // Guards the archive and the counts.
   const std::lock_guard<std::mutex> lock(mutex);
   const Archive* const archive = descriptor->archive.get();
   const bool found =

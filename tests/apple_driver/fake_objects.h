@@ -105,7 +105,7 @@ class Pipeline : public Object {
 class Archive : public Object {
  public:
   Archive() : Object("MTLBinaryArchive") {}
-  std::set<std::string> keys;  ///< Of functions with their constants.
+  std::set<std::string> keys;  ///< One for each function with its constants.
 };
 
 class ArchiveDescriptor : public Object {

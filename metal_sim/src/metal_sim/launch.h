@@ -127,7 +127,7 @@ struct Counters {
   int64_t threadgroups = 0;
 };
 
-/// What a launch did with a piece of the caller's memory.
+/// Accesses of a launch to a piece of the caller's memory.
 struct ObservedAccess {
   std::string name;
   const void* data = nullptr;
@@ -139,7 +139,7 @@ struct ObservedAccess {
 struct Report {
   std::vector<Finding> findings;  ///< In order of appearance, at most 1000.
   Counters counters;
-  std::vector<ObservedAccess> observed;  ///< Of buffers and addressed ranges, not of reached ones.
+  std::vector<ObservedAccess> observed;  ///< To buffers and addressed ranges, not to reached ones.
   bool clean() const { return findings.empty(); }
 };
 

@@ -20,7 +20,7 @@ class LaunchOrder {
   /// Launches of longer ago are forgotten.
   static constexpr size_t kMostLaunches = 256;
 
-  /// What ran ends before what comes begins.
+  /// Every earlier launch ends before the next one begins.
   void Barrier() { launches_.clear(); }
   /// Adds a launch that ran. One line about an earlier one that may run at the same time and must
   /// not, with the names of both, if there is one.

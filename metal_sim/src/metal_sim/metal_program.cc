@@ -78,9 +78,8 @@ Result<std::unique_ptr<MetalProgram>> MetalProgram::Compile(const fs::path& sour
                                                             const CompileOptions& options) {
   METAL_SIM_ASSIGN_OR_RETURN(MetalCompiler compiler, MetalCompiler::Make(options.clang));
   METAL_SIM_ASSIGN_OR_RETURN(const std::string preprocessed, compiler.Preprocess(source, options));
-  METAL_SIM_ASSIGN_OR_RETURN(
-      const RewrittenSource rewritten,
-      RewriteMetal(preprocessed, RewritePurpose::kRun, options.kernels));
+  METAL_SIM_ASSIGN_OR_RETURN(const RewrittenSource rewritten,
+                             RewriteMetal(preprocessed, RewritePurpose::kRun, options.kernels));
   std::unique_ptr<MetalProgram> program(new MetalProgram(std::move(compiler)));
   const std::vector<std::string> arguments = CompilerArguments(options);
   const ProgramCache cache = ProgramCache::OfEnvironment();
@@ -89,9 +88,8 @@ Result<std::unique_ptr<MetalProgram>> MetalProgram::Compile(const fs::path& sour
     if (program->Load().ok()) return program;
     cache.Remove(key);
   }
-  METAL_SIM_RETURN_IF_ERROR(options.count_slots
-                                ? program->BuildCounting(arguments, rewritten.text)
-                                : program->Build(arguments, rewritten.text));
+  METAL_SIM_RETURN_IF_ERROR(options.count_slots ? program->BuildCounting(arguments, rewritten.text)
+                                                : program->Build(arguments, rewritten.text));
   cache.Put(key, program->library_);
   METAL_SIM_RETURN_IF_ERROR(program->Load());
   return program;

@@ -1,4 +1,4 @@
-// What lets a header compile as C++20 and as Metal Shading Language: the types and functions of the
+// Lets a header compile as C++20 and as Metal Shading Language: the types and functions of the
 // latter that they use, and the words for what the languages write differently.
 #ifndef MARLIN_PLAN_INTEGERS_BOTH_LANGUAGES_H_
 #define MARLIN_PLAN_INTEGERS_BOTH_LANGUAGES_H_

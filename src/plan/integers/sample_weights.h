@@ -1,5 +1,5 @@
-// What a draw computes, on integers, so that it has the same tokens on every device: tokens have
-// weights in proportion to their probabilities, whose sums do not depend on an order.
+// The arithmetic of draws, on integers, so that a draw has the same tokens on every device: tokens
+// have weights in proportion to their probabilities, whose sums do not depend on an order.
 //
 //   order    by logit, the most likely first, ties by id
 //   top-k    the first k

@@ -530,7 +530,7 @@ TEST_F(Families, EveryTypeIsRotated) {
       EXPECT_GT(report->rotated, 0);
       const std::vector<float> plain = Logits(directory_ / "plain");
       const std::vector<float> rotated = Logits(report->output);
-      std::vector<double> differences(8);  // Of the tokens.
+      std::vector<double> differences(8);  // One for each token.
       double size = 0;
       for (size_t i = 0; i < plain.size(); ++i) {
         differences[i / 64] += std::pow(double{plain[i]} - double{rotated[i]}, 2);

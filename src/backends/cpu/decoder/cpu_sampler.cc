@@ -36,7 +36,7 @@ using kernels::WeightScale;
 
 /// Scratch memory of one worker.
 struct Scratch {
-  uint64_t* weights;  ///< Of the tokens (sample_weights.h).
+  uint64_t* weights;  ///< Per token (sample_weights.h).
   int32_t* order;     ///< Tokens; a prefix is sorted, most likely first.
   float* logits;      ///< Logits after penalties.
 

@@ -67,7 +67,7 @@ std::string SystemName() {
 constexpr std::string_view kProbed = "self_test";
 constexpr std::string_view kRightKernels = "kernels";
 
-/// What OpenAppleDriver tests.
+/// The tests of OpenAppleDriver.
 struct SelfTests {
   bool probes = true;
   bool remembers = true;  ///< Takes what earlier processes have found.

@@ -16,8 +16,8 @@
 
 namespace marlin::metal {
 
-/// What work in flight keeps: command buffers retain buffers, but neither the parts of them nor
-/// what kernels reach through addresses.
+/// Memory that work in flight keeps: command buffers retain buffers, but neither the parts of them
+/// nor what kernels reach through addresses.
 struct UsedMemory {
   std::vector<std::shared_ptr<const BufferPart>> parts;
   std::vector<std::shared_ptr<const ReachedMemory>> reached;
@@ -35,7 +35,7 @@ struct BoundLaunch {
   std::string_view function;
   MTL::ComputePipelineState* pipeline = nullptr;
   std::vector<Argument> arguments;
-  std::span<const std::byte> parameters;  ///< Of the launch; empty: an argument has them.
+  std::span<const std::byte> parameters;  ///< Empty: an argument has them.
   std::array<uint32_t, 3> threadgroups{};
   uint32_t threads = 0;
   int64_t operations = 0;

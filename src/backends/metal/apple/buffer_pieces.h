@@ -73,7 +73,7 @@ class BufferPieces : public std::enable_shared_from_this<BufferPieces> {
   ResidentBuffers resident_;
   mutable std::mutex mutex_;
   std::list<BufferPiece> pieces_;  ///< Parts refer to them.
-  int64_t shared_bytes_ = 0;       ///< Of the pieces that are shared.
+  int64_t shared_bytes_ = 0;       ///< The size of the pieces that are shared.
 };
 
 }  // namespace marlin::metal

@@ -31,7 +31,7 @@ class CompiledKernels {
   bool built() const { return built_.get() != nullptr; }
 
  private:
-  /// Of string literals, as launches have them.
+  /// Source and function are string literals, as launches have them.
   using PipelineKey = std::tuple<std::string_view, std::string_view, FunctionConstants>;
   /// An object that the first thread that needs it makes. After an error the next one tries again.
   template <typename T>
@@ -52,7 +52,7 @@ class CompiledKernels {
   const NS::SharedPtr<MTL::Device> device_;
   const NS::SharedPtr<MTL::Library> built_;
   PipelineArchive archive_;
-  std::mutex mutex_;  ///< Of the maps, not of what is in them.
+  std::mutex mutex_;  ///< Guards the maps, not what is in them.
   std::map<std::string_view, std::unique_ptr<Slot<MTL::Library>>> libraries_;
   std::map<PipelineKey, std::unique_ptr<PipelineSlot>> pipelines_;
 };

@@ -1,5 +1,5 @@
-// What a test's stand-in for a GPU learns of launches besides Metal's calls: the bytes that each
-// declares, which Metal does not ask for.
+// For a test's stand-in for a GPU, which learns more of launches than Metal's calls: the bytes that
+// each declares, which Metal does not ask for.
 #pragma once
 
 #include "backends/metal/runtime/driver.h"

@@ -16,7 +16,7 @@
 
 namespace marlin::metal {
 
-/// What the command buffers of a driver share.
+/// The queue and the memory that the command buffers of a driver share.
 struct CommandTarget {
   MTL::CommandQueue* queue = nullptr;
   /// Orders the encoders of the queue: Metal orders them by the buffers that are bound, not by the
@@ -64,7 +64,7 @@ class OpenCommands {
   bool unknown_hazards_ = false;  ///< A recording was appended since the last barrier.
   int64_t launches_ = 0;
   int64_t operations_ = 0;
-  int64_t number_ = 0;  ///< Of the command buffer.
+  int64_t number_ = 0;  ///< The command buffer's.
   /// Its kernels with their launches in a row, the first few.
   std::vector<std::pair<std::string_view, int64_t>> names_;
   int64_t unnamed_ = 0;

@@ -35,7 +35,7 @@ struct Submitted {
 class SubmittedWork {
  public:
   void Add(Submitted work);
-  /// What Check found last, without looking at command buffers. Errors: kDeviceLost.
+  /// The last result of Check, without looking at command buffers. Errors: kDeviceLost.
   Status Lost();
   /// Checks completed command buffers. Errors: kDeviceLost; a failure of this thread's work that no
   /// wait has told it.

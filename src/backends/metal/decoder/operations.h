@@ -26,7 +26,7 @@
 
 namespace marlin::metal {
 
-/// What a call's launches are made from and appended to.
+/// The inputs and the list of a call's launches.
 struct CallContext {
   const DeviceShape& shape;
   void* workspace;  ///< WorkspaceBytes of the call, aligned to 64 bytes.

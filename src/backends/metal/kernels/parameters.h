@@ -111,14 +111,14 @@ enum GroupSpan {
 #define MARLIN_CONSTANT_GATE_LIMITED 15    // GateOptions::limit is not 0; kernels of experts only.
 #define MARLIN_CONSTANT_EXTRA_TYPE 16      // Type of zero points or biases.
 #define MARLIN_CONSTANT_GLOBAL_DIVIDES 17  // Scales are divided by the global scale.
-#define MARLIN_CONSTANT_KEY_TYPE 18        // Of attention, as the three below.
+#define MARLIN_CONSTANT_KEY_TYPE 18        // For attention, as the three below.
 #define MARLIN_CONSTANT_VALUE_TYPE 19
-#define MARLIN_CONSTANT_PAGED_KEYS 20    // Keys and values are in pages, not in tensors.
-#define MARLIN_CONSTANT_ALIGNED_KEYS 21  // Every four features of keys and values are aligned.
-#define MARLIN_CONSTANT_GROUP_LOG2 22      // log2 of group_size; 0: no power of two; kOneGroup.
-#define MARLIN_CONSTANT_WHOLE_K 23         // k is a multiple of 128.
-#define MARLIN_CONSTANT_WHOLE_M 24         // m is a multiple of the rows of a threadgroup.
-#define MARLIN_CONSTANT_INTEGER_ZEROS 25   // Codes and zero points are integers.
+#define MARLIN_CONSTANT_PAGED_KEYS 20     // Keys and values are in pages, not in tensors.
+#define MARLIN_CONSTANT_ALIGNED_KEYS 21   // Every four features of keys and values are aligned.
+#define MARLIN_CONSTANT_GROUP_LOG2 22     // log2 of group_size; 0: no power of two; kOneGroup.
+#define MARLIN_CONSTANT_WHOLE_K 23        // k is a multiple of 128.
+#define MARLIN_CONSTANT_WHOLE_M 24        // m is a multiple of the rows of a threadgroup.
+#define MARLIN_CONSTANT_INTEGER_ZEROS 25  // Codes and zero points are integers.
 #define MARLIN_CONSTANT_COUNT 26
 
 // Indices of the buffers. Absent operands are bound to a buffer that is not read.

@@ -14,7 +14,7 @@ namespace {
 
 /// A launch of these rows ends within a second: a row of a state takes about a microsecond.
 constexpr int64_t kMostRows = int64_t{1} << 17;
-/// Of a grid's second dimension.
+/// The limit of a grid's second dimension.
 constexpr int64_t kMostSequences = 65535;
 
 /// The error of what sequences have reported, in the order of the host's checks.

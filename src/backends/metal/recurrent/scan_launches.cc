@@ -12,7 +12,7 @@
 namespace marlin::metal {
 namespace {
 
-/// What both operations have.
+/// The operands that both operations have.
 struct ScanOperands {
   ConvOperands conv;
   const RecurrentRows& rows;

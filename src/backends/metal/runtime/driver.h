@@ -87,7 +87,7 @@ struct KernelLaunch {
   FunctionConstants constants{};
   FixedVector<KernelBuffer, kMostKernelBuffers> buffers;
   kernels::Parameters parameters{};
-  ParameterBlock other_parameters;  ///< Of kernels that take another struct, or empty.
+  ParameterBlock other_parameters;  ///< For kernels that take another struct, or empty.
   /// Weights, which no launch writes; null: none.
   std::shared_ptr<const ReachedMemory> reached;
   std::vector<AddressedRange> addressed;  ///< Besides `reached`.

@@ -51,7 +51,7 @@ KernelLaunch RowLaunch(std::string_view source, std::string_view function, int64
   return launch;
 }
 
-/// What messages say about a call.
+/// Numbers of a call that messages need.
 struct SampledCall {
   int64_t states;
   int64_t vocab;

@@ -22,7 +22,7 @@ MARLIN_SHARED int kConvInputs = 3;
 /// Sequences, and the pages with their states.
 struct RecurrentPlaces {
   MARLIN_INT64 page_stride;    ///< Elements from page to page of a slab.
-  MARLIN_INT64 first_element;  ///< Of the layer's part, in a page.
+  MARLIN_INT64 first_element;  ///< The layer's part of a page begins there.
   MARLIN_INT32 rows;
   MARLIN_INT32 sequences;
   MARLIN_INT32 slab_pages;
@@ -87,7 +87,7 @@ struct MixParameters {
   MARLIN_INT64 out_gates;  ///< ShortConvolution: elements from row to row.
 };
 
-/// What a sequence may have wrong: {error, value}. Words are [sequences + 1], of which the last one
+/// Errors of a sequence: {error, value}. Words are [sequences + 1], of which the last one
 /// is the end of first_rows.
 enum SequenceError { kSequenceIsRight, kWrongFirstRow, kNoStatePage };
 

@@ -15,7 +15,7 @@
 namespace marlin {
 namespace kernels {
 
-/// What a simdgroup runs.
+/// The work of a simdgroup.
 struct ScanPlace {
   int head;
   int column;  ///< The first of four.

@@ -32,7 +32,7 @@ static inline device float* StateAt(int page, constant RecurrentPlaces& places) 
   return (device float*)ulong(places.slabs[slab]) + element;
 }
 
-/// What is wrong with element `sequence` of first_rows.
+/// Whether element `sequence` of first_rows is wrong.
 static inline bool IsWrongRow(device const int* first_rows, int sequence,
                               constant RecurrentPlaces& places) {
   const int row = first_rows[sequence];

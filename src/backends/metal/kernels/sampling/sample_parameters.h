@@ -16,8 +16,8 @@ MARLIN_SHARED int kSampleSimdgroups = kSampleThreads / kLanes;
 struct SampleParameters {
   MARLIN_INT64 logits_stride;  ///< Elements from row to row.
   MARLIN_INT64 state_bytes;    ///< From state to state.
-  MARLIN_INT32 first_row;      ///< Of this launch.
-  MARLIN_INT32 rows;           ///< Of the call.
+  MARLIN_INT32 first_row;      ///< This launch's.
+  MARLIN_INT32 rows;           ///< The call's.
   MARLIN_INT32 states;
   MARLIN_INT32 vocab;
   MARLIN_INT32 has_state_rows;
@@ -35,12 +35,12 @@ struct ResetParameters {
 /// LogProbabilitiesCall.
 struct LogProbabilityParameters {
   MARLIN_INT64 logits_stride;
-  MARLIN_INT32 first_row;  ///< Of this launch.
+  MARLIN_INT32 first_row;  ///< This launch's.
   MARLIN_INT32 vocab;
   MARLIN_INT32 likely;  ///< Most likely tokens of a row that are wanted.
 };
 
-/// What a row of a call reports with its state row, if not a mark (plan/integers/token_marks.h).
+/// Reports of a row with its state row, if not a mark (plan/integers/token_marks.h).
 enum SampleError { kSampledOrMarked, kNoSuchState, kStateNotReset };
 
 // Indices of the buffers, besides MARLIN_BUFFER_PARAMETERS. An error is an int4, of which the last

@@ -62,7 +62,7 @@ static inline bool Keeps(Cut cut, uint key, int id) {
   return key > cut.key || (key == cut.key && id <= cut.id);
 }
 
-/// What is summed: the number of tokens, or weights from `least` on.
+/// The terms of a sum: the number of tokens, or weights from `least` on.
 struct Measure {
   bool counts;
   ulong least;

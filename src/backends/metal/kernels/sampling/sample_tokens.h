@@ -41,7 +41,7 @@ static inline device SamplerState* StateAt(SampleMemory memory, int state_row, S
   return reinterpret_cast<device SamplerState*>(memory.states + state_row * p.state_bytes);
 }
 
-/// What is wrong with the state of a row that has one.
+/// The error of the state of a row that has one.
 static METAL_FUNC int StateError(SampleMemory memory, int state_row, SampleParameters p) {
   if (state_row >= p.states) return kNoSuchState;
   device const SamplerState* const state = StateAt(memory, state_row, p);
