@@ -140,7 +140,7 @@ Result<Device> DeviceFor(const Device& device, const DecoderConfig& config,
     // "auto" leaves a device to a user who names it where the host would run part of a step.
     const bool last = !Internals::Impl(candidate).has_next();
     Status can_run = CheckDeviceBy(last ? CheckHas : CheckRunsItself, candidate, config);
-    if (can_run.ok() && options.prepared) can_run = ImageLayout(candidate).status();
+    if (can_run.ok() && options.prepared && !last) can_run = ImageLayout(candidate).status();
     if (options.calibrates && !last && ReadsHostMemory(candidate)) {
       can_run = Status(Code::kUnsupported, candidate.info().name + ": calibrates only by name");
     }

@@ -290,10 +290,11 @@ class MetalRecord(unittest.TestCase):
         code, _ = self.run_main("--filter", "compile")
         self.assertEqual(code, 1)
         old, new = self.record()["compile"]
-        self.assertIn("FAILED: kernels/batched_gemv.metal, kernels/gemv.metal", old["state"])
+        self.assertIn("FAILED: kernels/gemm/batched_gemv.metal, kernels/gemm/gather_gemv.metal, "
+                      "kernels/gemm/gemv.metal", old["state"])
         rows = {row["source"]: row for row in old["rows"]}
-        self.assertEqual(rows["kernels/gemv.metal"]["messages"], "error: unknown type")
-        self.assertEqual(rows["kernels/finish.metal"]["messages"], "warning: unused")
+        self.assertEqual(rows["kernels/gemm/gemv.metal"]["messages"], "error: unknown type")
+        self.assertEqual(rows["kernels/gemm/finish.metal"]["messages"], "warning: unused")
         self.assertIn("kernels4/gemm_matmul2d.metal", {row["source"] for row in new["rows"]})
 
     def test_only_compiles(self) -> None:
