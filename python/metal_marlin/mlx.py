@@ -293,13 +293,14 @@ class MarlinMoE(nn.Module):  # type: ignore[misc]
 
 def _matrices(name: str, matrices: moe.Matrices) -> list[QuantizedWeights]:
     """A stack of all experts, or one matrix for each, without transforms of their inputs."""
-    each = list(matrices) if isinstance(matrices, Sequence) else [matrices]
-    for one in each:
+    folded = []
+    for one in matrices if isinstance(matrices, Sequence) else [matrices]:
         if not isinstance(one, QuantizedWeights):
             raise InvalidArgumentError(
                 f"{name}: expected weights of pack_weights, got {type(one).__name__}"
             )
-    return [linear.fold_input(one) for one in each]
+        folded.append(linear.fold_input(one))
+    return folded
 
 
 def _copied_experts(

@@ -365,13 +365,13 @@ def blocks(kind: str, rows: int, k: int) -> tuple[Any, Any]:
     scales = random.uniform(0.01, 0.1, (rows, k // 32, 1)).astype(np.float16)
     if kind == "q8_0":
         codes = random.integers(-127, 128, (rows, k // 32, 32), dtype=np.int8)
-        bytes_of = codes.view(np.uint8)
-        dense = codes * scales.astype(np.float64)
+        packed = np.concatenate([scales.view(np.uint8), codes.view(np.uint8)], -1)
+        dense = codes.astype(np.float64) * scales.astype(np.float64)
     else:
         nibbles = random.integers(0, 16, (rows, k // 32, 32), dtype=np.uint8)
-        bytes_of = nibbles[..., :16] | nibbles[..., 16:] << 4
+        pairs = (nibbles[..., :16] | nibbles[..., 16:] << 4).astype(np.uint8)
+        packed = np.concatenate([scales.view(np.uint8), pairs], -1)
         dense = (nibbles.astype(np.float64) - 8) * scales.astype(np.float64)
-    packed = np.concatenate([scales.view(np.uint8), bytes_of], -1)
     return packed.reshape(rows, -1), dense.reshape(rows, k)
 
 
@@ -464,7 +464,9 @@ def test_ggml_flash_attention_of_one_query(tmp_path: Path, masked: bool, nsg: in
     q = heads(random, q_heads, 1, d)
     k, v = (heads(random, kv_heads, keys, d).astype(np.float16) for _ in range(2))
     seen = random.random(keys) < 0.7 if masked else None
-    mask = np.where(seen, 0, -np.inf).astype(np.float16) if masked else np.zeros(keys, np.float16)
+    mask = np.zeros(keys, np.float16)
+    if seen is not None:
+        mask[~seen] = -np.inf
     row, plane = 2 * d, 2 * d * keys
     args = struct(*ints(ne01=1, ne02=q_heads, ne03=1),
                   *sizes(nb01=4 * d * q_heads, nb02=4 * d, nb03=4 * d * q_heads),

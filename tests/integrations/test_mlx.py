@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import metal_marlin as mm
 import numpy as np
@@ -284,7 +284,7 @@ def test_wrong_arguments_of_switch_glu() -> None:
         (lambda: layer(x[..., 1:], indices), r"expected \[\.\.\., 64\]"),
         (lambda: MarlinSwitchGLU(experts, activation="tanh"), "unknown name 'tanh'"),
         (lambda: MarlinSwitchGLU(expert_set()), "a shared expert would be part of every"),
-        (lambda: MarlinSwitchGLU(3), "experts: expected an ExpertSet"),
+        (lambda: MarlinSwitchGLU(cast(Any, 3)), "experts: expected an ExpertSet"),
     ):
         with pytest.raises(mm.InvalidArgumentError, match=says):
             wrong()
