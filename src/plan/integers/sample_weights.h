@@ -129,8 +129,9 @@ static inline uint PenalizedLogit(uint logit, uint seen, DrawOptions options) {
                                   : (RoundedProduct(logit, options.repetition_penalty) | kSign);
   }
   if (seen == 1 || (logit & ~kSign) >= kFloatInfinity) return logit;
+  const uint count = seen / 2;
   const float penalty =
-      metal::fma(float(seen / 2), options.frequency_penalty, options.presence_penalty);
+      metal::fma(float(count), options.frequency_penalty, options.presence_penalty);
   return as_type<uint>(as_type<float>(logit) - penalty);
 }
 

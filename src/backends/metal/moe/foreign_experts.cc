@@ -24,7 +24,7 @@ uint64_t AddressIn(ForeignOperand operand, int64_t offset) {
 
 template <typename T>
 T* PointerIn(ForeignOperand operand, int64_t offset) {
-  return reinterpret_cast<T*>(AddressIn(operand, offset));
+  return reinterpret_cast<T*>(AddressIn(operand, offset));  // NOLINT(performance-no-int-to-ptr)
 }
 
 /// An address of the image in the device's memory; 0: the matrix lacks the array.
@@ -221,7 +221,8 @@ ForeignExpertLaunches ForeignExperts::Launches(const ForeignExpertsCall& call,
 void ForeignExperts::SetPlaces(KernelLaunch* launch) const {
   for (KernelBuffer& buffer : launch->buffers) {
     // The table, of which the launches have this object's copy.
-    buffer.data = reinterpret_cast<const void*>(memory_->AddressOf(buffer.data));
+    const uint64_t address = memory_->AddressOf(buffer.data);
+    buffer.data = reinterpret_cast<const void*>(address);  // NOLINT(performance-no-int-to-ptr)
   }
   launch->reached = nullptr;  // The image, which the framework keeps resident.
 }

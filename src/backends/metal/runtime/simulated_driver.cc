@@ -118,11 +118,13 @@ class SimulatedDriver final : public HostMemoryDriver {
     Together together;
     for (const KernelLaunch& launch : launches) {
       const uint64_t number = order_.Begin(launch);
-      if (number != together.number) MARLIN_RETURN_IF_ERROR(RunTogether(std::move(together)));
-      together.number = number;
+      if (number != together.number) {
+        MARLIN_RETURN_IF_ERROR(RunTogether(together));
+        together = {number, {}};
+      }
       together.launches.push_back(&launch);
     }
-    return RunTogether(std::move(together));
+    return RunTogether(together);
   }
   Status Synchronize(void* /*stream*/) override {
     order_.Barrier();
@@ -136,7 +138,7 @@ class SimulatedDriver final : public HostMemoryDriver {
     std::vector<const KernelLaunch*> launches;
   };
 
-  Status RunTogether(Together&& together) {
+  Status RunTogether(const Together& together) {
     std::vector<size_t> turns(together.launches.size());
     std::iota(turns.begin(), turns.end(), size_t{0});
     if (options_.seed != 0) {
@@ -154,9 +156,9 @@ class SimulatedDriver final : public HostMemoryDriver {
       simulated[turn] = {std::string(launch.function), std::move(outcome.report.counters),
                          outcome.slots};
     }
-    if (record_ != nullptr)
+    if (record_ != nullptr) {
       std::move(simulated.begin(), simulated.end(), std::back_inserter(*record_));
-    together.launches.clear();
+    }
     return Status();
   }
 
