@@ -185,6 +185,9 @@ void AddDevice() {
          [](Object*, SEL, PipelineDescriptor* descriptor, uint64_t options, void*, Object** error) {
            return NewPipeline(descriptor, options, error);
          });
+  Answer(
+      "MTLDevice", "newComputePipelineStateWithFunction:error:",
+      [](Object*, SEL, Function* function, Object**) -> Object* { return new Pipeline(function); });
   Answer("MTLDevice", "newResidencySetWithDescriptor:error:",
          [](Object*, SEL, Object*, Object**) -> Object* { return new ResidencySet; });
 }
@@ -306,6 +309,8 @@ void AddCommands() {
          "setErrorOptions:", [](CommandBufferDescriptor* self, SEL, uint64_t options) {
            self->error_options = options;
          });
+  Answer("MTLCommandQueue", "commandBuffer",
+         [](Queue* self, SEL) -> Object* { return Autoreleased(new CommandBuffer(self)); });
   Answer("MTLCommandQueue", "commandBufferWithDescriptor:",
          [](Queue* self, SEL, CommandBufferDescriptor* descriptor) -> Object* {
            auto* commands = new CommandBuffer(self);
@@ -317,10 +322,13 @@ void AddCommands() {
   });
   Answer("MTLCommandBuffer", "computeCommandEncoderWithDispatchType:",
          [](CommandBuffer* self, SEL, uint64_t type) -> Object* {
-           if (type != kConcurrent) Fail("expected concurrent dispatches");
+           const bool serial = type != kConcurrent;
+           if (serial && !TheBehaviour().takes_serial) Fail("expected concurrent dispatches");
            if (self->encoding || self->status != kNotEnqueued) Fail("a second encoder");
            self->encoding = true;
-           return Autoreleased(new Encoder(self));
+           auto* encoder = new Encoder(self);
+           encoder->serial = serial;
+           return Autoreleased(encoder);
          });
   Answer("MTLCommandBuffer", "commit", [](CommandBuffer* self, SEL) {
     if (self->encoding) Fail("commit before endEncoding");
@@ -391,7 +399,8 @@ void AddEncoder() {
            if (threads.x * threads.y * threads.z > TheBehaviour().most_threads) {
              Fail("more threads than the pipeline takes");
            }
-           if (announced == nullptr) Fail("dispatches what the driver did not announce");
+           if (announced == nullptr) Fail("dispatches what nobody announced");
+           if (self->serial) ++self->state.barriers;
            self->state.groups = groups;
            self->state.threads = threads;
            Dispatch& dispatch = self->commands->dispatches.emplace_back(self->state);

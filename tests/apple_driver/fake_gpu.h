@@ -31,7 +31,8 @@ struct Behaviour {
   uint64_t most_threads = 1024;
   uint64_t simdgroup_threads = 32;
 
-  bool maps_pages = true;  ///< Accepts host pages as buffers.
+  bool takes_serial = false;  ///< Accepts serial encoders, which the driver does not make.
+  bool maps_pages = true;     ///< Accepts host pages as buffers.
   uint64_t largest_buffer = uint64_t{1} << 32;
   int64_t buffers_until_full = -1;  ///< Number of buffers until allocation fails; -1: unlimited.
   int64_t fails_from = -1;       ///< This command buffer, counted from 0, and all later ones fail.

@@ -2,6 +2,7 @@
 
 #include <mlx/backend/metal/device.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -9,7 +10,18 @@
 #include <string>
 #include <utility>
 
+#include "backends/metal/apple/launch_observer.h"
 #include "mlx/gpu_memory.h"
+
+namespace marlin::metal {
+
+/// For the fake GPU; the driver, which would call it, is not part of this program.
+LaunchObserver& TheLaunchObserver() {
+  static LaunchObserver observer = nullptr;
+  return observer;
+}
+
+}  // namespace marlin::metal
 
 namespace mlx::core::metal {
 namespace {
@@ -44,6 +56,25 @@ const NS::String* Text(const std::string& text) {
 [[noreturn]] void Fail(const std::string& what, NS::Error* error) {
   throw std::runtime_error(what + ": " +
                            (error ? error->localizedDescription()->utf8String() : "no reason"));
+}
+
+/// The launch that is being encoded, for the fake GPU, which compares its accesses with it.
+marlin::metal::KernelLaunch& NextLaunch() {
+  static marlin::metal::KernelLaunch launch;
+  return launch;
+}
+
+/// Ends arguments where others in the same array begin, such as the parts of a workspace.
+void EndAtOthers(marlin::metal::KernelLaunch* launch) {
+  const auto begin_of = [](const marlin::metal::KernelBuffer& buffer) {
+    return static_cast<const std::byte*>(buffer.data);
+  };
+  for (marlin::metal::KernelBuffer& buffer : launch->buffers) {
+    for (const marlin::metal::KernelBuffer& other : launch->buffers) {
+      const int64_t between = begin_of(other) - begin_of(buffer);
+      if (between > 0) buffer.bytes = std::min(buffer.bytes, between);
+    }
+  }
 }
 
 /// Copies the array's content: it was not written before, or its writer has completed.
@@ -113,19 +144,30 @@ MTL::ComputeCommandEncoder* CommandEncoder::get_command_encoder() {
 }
 
 void CommandEncoder::set_input_array(const array& a, int index, int64_t offset) {
-  get_command_encoder()->setBuffer(MirrorOf(device_, a).buffer.get(),
-                                   static_cast<NS::UInteger>(offset),
+  const Mirror& mirror = MirrorOf(device_, a);
+  const auto* const data = static_cast<const std::byte*>(mirror.buffer->contents()) + offset;
+  NextLaunch().buffers.push_back({index, data, static_cast<int64_t>(mirror.bytes) - offset});
+  get_command_encoder()->setBuffer(mirror.buffer.get(), static_cast<NS::UInteger>(offset),
                                    static_cast<NS::UInteger>(index));
 }
 
 void CommandEncoder::set_output_array(array& a, int index, int64_t offset) {
   MirrorOf(device_, a).written = true;
   set_input_array(a, index, offset);
+  NextLaunch().buffers.back().written = true;
 }
 
 void CommandEncoder::add_temporary(array a) { temporaries_.push_back(std::move(a)); }
 
 void CommandEncoder::dispatch_threadgroups(MTL::Size groups, MTL::Size threads) {
+  marlin::metal::KernelLaunch launch = std::exchange(NextLaunch(), {});
+  EndAtOthers(&launch);
+  for (const auto& [data, mirror] : Mirrors()) {
+    if (!mirror.reached) continue;
+    launch.addressed.push_back(
+        {mirror.buffer->contents(), static_cast<int64_t>(mirror.bytes), false});
+  }
+  marlin::metal::TheLaunchObserver()(launch);
   get_command_encoder()->dispatchThreadgroups(groups, threads);
 }
 

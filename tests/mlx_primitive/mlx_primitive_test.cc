@@ -51,6 +51,7 @@ class MlxPrimitiveTest : public ::testing::Test {
  protected:
   void SetUp() override {
     fake_gpu::Reset();
+    fake_gpu::TheBehaviour().takes_serial = true;
     auto device = Device::Open("metal-sim");
     if (!device.ok()) GTEST_SKIP() << device.status().message();
     device_ = std::make_unique<Device>(*std::move(device));
