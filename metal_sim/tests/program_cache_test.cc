@@ -220,7 +220,10 @@ TEST_F(ProgramCacheTest, TheEnvironmentSaysWhere) {
     // Others could put libraries there, which would be run.
     fs::permissions(caches / "metal-sim", fs::perms::others_write, fs::perm_options::add);
     EXPECT_FALSE(ProgramCache::OfEnvironment().Get(KeyOf({"a"}), root_ / "found"));
-    const Variable no_home("XDG_CACHE_HOME", nullptr);
+    const Variable no_caches("XDG_CACHE_HOME", nullptr);
+    const Variable user("HOME", root_.c_str());
+    EXPECT_TRUE(kept_in(root_ / ".cache/metal-sim"));
+    const Variable no_home("HOME", nullptr);
     const Variable temporary("TMPDIR", root_.c_str());
     EXPECT_TRUE(kept_in(root_ / ("metal-sim-cache-" + std::to_string(geteuid()))));
   }

@@ -54,10 +54,15 @@ bool IsPrivate(const fs::path& folder) {
 /// A folder that is made where the environment names none.
 fs::path DefaultFolder() {
   std::error_code error;
-  const char* const caches = std::getenv("XDG_CACHE_HOME");
-  if (caches != nullptr && fs::path(caches).is_absolute()) {
+  const auto named = [](const char* variable) {
+    const char* const value = std::getenv(variable);
+    return fs::path(value == nullptr ? "" : value);
+  };
+  fs::path caches = named("XDG_CACHE_HOME");
+  if (!caches.is_absolute() && named("HOME").is_absolute()) caches = named("HOME") / ".cache";
+  if (caches.is_absolute()) {
     fs::create_directories(caches, error);
-    return fs::path(caches) / "metal-sim";
+    if (fs::is_directory(caches, error)) return caches / "metal-sim";
   }
   return fs::temp_directory_path(error) / fmt::format("metal-sim-cache-{}", geteuid());
 }

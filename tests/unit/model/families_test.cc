@@ -248,8 +248,10 @@ class Families : public ::testing::Test {
     WriteFile(path + "/model.safetensors", BuildSafetensors(tensors_));
     return path;
   }
-  std::vector<float> Logits(const std::string& path) {
-    const auto model = Model::Open(path, *device_);
+  std::vector<float> Logits(const std::string& path) { return Logits(path, *device_); }
+  static std::vector<float> Logits(const std::string& path, const Device& device,
+                                   const ModelOptions& options = {}) {
+    const auto model = Model::Open(path, device, options);
     EXPECT_TRUE(model.ok()) << model.status().message();
     if (!model.ok()) return {};
     const std::vector<int32_t> tokens = {5, 17, 4, 40, 63, 31, 8, 2};
@@ -541,6 +543,27 @@ TEST_F(Families, EveryTypeIsRotated) {
       std::sort(differences.begin(), differences.end());
       if (HasExperts()) differences.pop_back();
       EXPECT_LT(std::accumulate(differences.begin(), differences.end(), 0.0), 0.01 * size);
+    }
+  }
+}
+
+/// In fp32, every type has the CPU's logits but for rounding, on the Metal simulator if the tests
+/// are not on another device.
+TEST_F(Families, EveryTypeHasTheLogitsOfTheCpu) {
+  const auto device = Device::Open(OnOtherDevice() ? TestDevice() : "metal-sim");
+  if (!device.ok()) GTEST_SKIP() << device.status().message();
+  const Device cpu = *Device::Open("cpu");
+  const ModelOptions exact{.allow_bf16_activations = false};
+  for (const auto& [type, changes] : Configs()) {
+    SCOPED_TRACE(type);
+    Make(type);
+    const std::string path = Write("plain");
+    const std::vector<float> expected = Logits(path, cpu, exact);
+    const std::vector<float> logits = Logits(path, *device, exact);
+    double most = 0;
+    for (const float logit : expected) most = std::max(most, std::abs(double{logit}));
+    for (size_t i = 0; i < logits.size(); ++i) {
+      ASSERT_NEAR(logits[i], expected[i], 1e-4 * most) << i;
     }
   }
 }

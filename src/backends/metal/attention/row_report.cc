@@ -23,7 +23,9 @@ Status RowReportError(const ErrorWords::Word& report, const RowLimits& limits) {
     case kernels::kNegativePosition:
       return Invalid(fmt::format("positions: expected 0 or more, got {} at {}", a, b));
     case kernels::kWrongNextPosition:
-      return Invalid(fmt::format("positions: expected {}, got {} at {}", c, a, b));
+      // After the largest position comes one that only unsigned numbers have.
+      return Invalid(
+          fmt::format("positions: expected {}, got {} at {}", static_cast<uint32_t>(c), a, b));
     case kernels::kNoBlock:
       return Invalid(fmt::format("block_tables: position {} is in block {} of {}", a,
                                  a / limits.page_tokens, limits.blocks));

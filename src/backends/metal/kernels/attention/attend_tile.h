@@ -57,8 +57,11 @@ static inline QueryTile FindTile(AttendMemory memory, int kv_head, int index, in
       kv_head, 0, 0, p.length - p.pages.rows, index * tile_rows, p.pages.rows * p.group};
   if (!paged_keys) return tile;
   int left = index;
+  int last = 0;  // Rows of wrong sequences may overlap; every row has one tile all the same.
   for (int s = 0; s < p.pages.sequences; ++s) {
-    const RowSpan rows = RowsOfSequence(memory.first_rows, s, p.pages);
+    RowSpan rows = RowsOfSequence(memory.first_rows, s, p.pages);
+    rows.begin = metal::max(rows.begin, last);
+    last = metal::max(rows.end, last);
     const int tokens = rows.end - rows.begin;
     if (tokens < p.least_tokens) continue;
     const int tiles = (tokens * p.group + tile_rows - 1) / tile_rows;
