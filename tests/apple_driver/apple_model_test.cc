@@ -102,7 +102,7 @@ TEST_F(AppleModel, KernelsUseMemoryOfTheDevice) {
   EXPECT_EQ(TheLog().mapped, 0);
 }
 
-/// Decodes greedily behind a prompt.
+/// Decodes greedily after a prompt.
 class Text {
  public:
   explicit Text(const Model& model) : model_(model), sequence_(*model.NewSequence()) {

@@ -266,7 +266,7 @@ class Encoder : public Object {
   Dispatch state;
   Reference<Fence> waited;
   Reference<Fence> updated;
-  bool serial = false;  ///< Each dispatch waits for the one before it.
+  bool serial = false;  ///< Each dispatch waits for the previous one.
   bool ended = false;
 
  protected:

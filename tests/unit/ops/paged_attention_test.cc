@@ -318,7 +318,7 @@ TEST_P(PagedAttentionOnEveryLevel, HeadsOfEverySizeWithCapsAndWindowsGiveTheBits
   }
 }
 
-// So many features take long without vectors: fewer tokens.
+// Latents of 576 features take long without vectors: fewer tokens.
 TEST_P(PagedAttentionOnEveryLevel, PagesOfLatentsGiveTheBitsOfOneTensor) {
   for (const CacheCase& c : kLatentCases) {
     if (device().info().backend == "metal") {
