@@ -68,7 +68,7 @@ TEST_F(AppleStream, OnlyConflictsHaveBarriers) {
   EXPECT_EQ(first[128], 2);
   EXPECT_EQ(barriers_of({LaunchOf(input, between), LaunchOf(between + 128, second)}), 1);
   EXPECT_EQ(second[0], 1);
-  // What is read first is written later.
+  // The second launch writes the memory that the first one reads.
   std::memcpy(other + 128, Input(2).data() + 128, 16);
   EXPECT_EQ(barriers_of({LaunchOf(between + 128, second), LaunchOf(input, between)}), 1);
 }
@@ -247,7 +247,7 @@ TEST_F(AppleStream, RecordsLaunches) {
   const int64_t buffers = TheLog().buffers;
   for (const float value : {6.0F, 7.0F, 9.0F}) {
     std::memcpy(input, Input(value).data(), kInputs * 4);
-    // What is appended before and after has barriers where it needs them.
+    // Launches appended before and after a recording have the barriers that they need.
     ASSERT_TRUE(Run(LaunchOf(input, between)).ok());
     ASSERT_TRUE((*recording)->Run().ok());
     ASSERT_TRUE(Run(LaunchOf(between + 128, last)).ok());

@@ -1,5 +1,5 @@
 """mlx_lm's own model classes and commands on quantized directories, on the CPU: greedy tokens are
-those of this package's runner. The weights are random, made by mlx_lm's classes."""
+this package's own results. The weights are random, made by mlx_lm's classes."""
 
 from __future__ import annotations
 

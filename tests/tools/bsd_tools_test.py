@@ -38,7 +38,7 @@ REFUSED = {
     "sort": r"-[a-zA-Z]*[hRVz]",
     "awk": r"-(e|i|l).*",
 }
-# What GNU's sed takes in a script and BSD's takes for something else.
+# Scripts that GNU's sed accepts and BSD's reads differently.
 SED_SCRIPT = r"\\[bBwWsS<>`'+?|t]|[;{]\s*[tbT]\s*;|\}[^;\n}]*\}|/I[;p}]|[0-9]~[0-9]"
 AWK_SCRIPT = r"\\[yBwWsS<>]|\b(gensub|strftime|systime|asort|PROCINFO|BEGINFILE)\b"
 CHECK = """\

@@ -215,7 +215,7 @@ TEST(RemoteDevice, AutoGoesOnWhereTheHostWouldRunAPart) {
   EXPECT_EQ(OpenOn(*OpenFirst({open_able, open_cpu}), path).device().info().name, "remote");
 }
 
-// What else a caller needs of the device that "auto" takes.
+// Other requirements of a caller for the device that "auto" takes.
 TEST(RemoteDevice, AutoAnswersTheCallersNeeds) {
   const auto opens_cpu = [](int threads) {
     return [threads] { return Device::Open("cpu", {.threads = threads}); };

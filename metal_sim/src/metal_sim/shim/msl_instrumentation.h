@@ -36,7 +36,7 @@
 
 namespace metal_sim {
 
-// What UndefinedBehaviorSanitizer says to its callbacks.
+// The arguments of UndefinedBehaviorSanitizer's callbacks.
 struct SourcePlace {
   const char* file;
   uint32_t line;

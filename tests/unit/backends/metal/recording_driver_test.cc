@@ -77,7 +77,7 @@ TEST_F(RecordingDriverTest, RunsOnceAndThenAsOftenAsItIsLaunched) {
   EXPECT_EQ(notes_.back(), "stream:c");
 }
 
-// What the host would do once is not recorded: the work is done, and there is no recording.
+// Host work would run only once, so the work is done and not recorded.
 TEST_F(RecordingDriverTest, TheHostEndsARecording) {
   void* used = nullptr;
   int host = 0;
