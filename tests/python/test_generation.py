@@ -193,12 +193,15 @@ def test_errors_reach_the_consumer(model: mm.Model) -> None:
 def test_the_interpreter_ends_with_an_open_stream(kept: str) -> None:
     """Ctrl-C while waiting, and the end of a program that never read to the end."""
     code = f"""
-import atexit, os, signal, threading, metal_marlin as mm
+import atexit, os, signal, threading, time, metal_marlin as mm
 seen = []
+def see(*token):
+    seen.append(token)
+    time.sleep(0.005)  # A slow machine must not be at the end before the signal comes.
 atexit.register(lambda: print(len(seen) < {LONG}))
 model = mm.load({str(SAMPLE)!r}, "cpu", verbose=False)
 {kept} = model.generate([[1], [2]], {LONG}, stream=True, ignore_eos=True,
-                        callback=lambda *token: seen.append(token))
+                        callback=see)
 next({kept})
 if {kept == "_"}:
     threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()

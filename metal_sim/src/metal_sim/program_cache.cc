@@ -54,12 +54,12 @@ bool IsPrivate(const fs::path& folder) {
 /// A folder that is made where the environment names none.
 fs::path DefaultFolder() {
   std::error_code error;
-  const auto named = [](const char* variable) {
-    const char* const value = std::getenv(variable);
-    return fs::path(value == nullptr ? "" : value);
-  };
-  fs::path caches = named("XDG_CACHE_HOME");
-  if (!caches.is_absolute() && named("HOME").is_absolute()) caches = named("HOME") / ".cache";
+  const auto path = [](const char* value) { return fs::path(value == nullptr ? "" : value); };
+  fs::path caches = path(std::getenv("XDG_CACHE_HOME"));
+  if (!caches.is_absolute()) {
+    const fs::path home = path(std::getenv("HOME"));
+    if (home.is_absolute()) caches = home / ".cache";
+  }
   if (caches.is_absolute()) {
     fs::create_directories(caches, error);
     if (fs::is_directory(caches, error)) return caches / "metal-sim";

@@ -58,10 +58,10 @@ MARLIN_INLINE ulong NextRandom(MARLIN_DEVICE_MEMORY SamplerState* state) {
   MARLIN_DEVICE_MEMORY ulong* const words = state->random;
   const int at = int(state->next);
   const int after = at + 1 < kRandomWords ? at + 1 : 0;
-  const int half = kRandomWords / 2;
+  const int middle = kRandomWords / 2;
   const ulong mixed = (words[at] & ~0x7ffffffful) | (words[after] & 0x7ffffffful);
   const ulong twist = (mixed & 1ul) != 0 ? 0xb5026f5aa96619e9ul : 0ul;
-  ulong word = words[at < half ? at + half : at - half] ^ (mixed >> 1) ^ twist;
+  ulong word = words[at < middle ? at + middle : at - middle] ^ (mixed >> 1) ^ twist;
   words[at] = word;
   state->next = after;
   word ^= (word >> 29) & 0x5555555555555555ul;

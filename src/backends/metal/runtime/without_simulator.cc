@@ -41,6 +41,7 @@ std::vector<std::string> MetalProgram::Locate(const std::vector<const void*>& si
 
 int64_t SlotVariables::Take() const { return 0; }
 
+// NOLINTNEXTLINE(performance-unnecessary-value-param): the simulator moves from them.
 std::optional<std::string> LaunchOrder::Add(std::string, std::vector<ObservedAccess>) {
   return std::nullopt;
 }
