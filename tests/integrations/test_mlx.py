@@ -272,6 +272,30 @@ def test_an_index_that_is_no_expert(path: str, wrong: int) -> None:
     assert layer(x, mx.zeros((2, 1), mx.int32)).shape == (2, 1, 64)
 
 
+def test_many_errors_stop_no_later_evaluation() -> None:
+    """MLX counts the tasks of its streams, and waits for ever for one whose count an error lost."""
+    code = """
+import sys, mlx.core as mx, numpy as np, metal_marlin as mm
+from metal_marlin.mlx import MarlinEmbedding
+layer = MarlinEmbedding(mm.pack_weights(np.ones((32, 50), np.float32), "u4", 32), mx.float32)
+for i in range(2000):
+    mx.eval([mx.ones(3) + j for j in range(i % 11)])
+    try:
+        rows = layer(mx.array([77]))
+        for _ in range(i % 7):
+            rows = rows + 1
+        mx.eval(rows)
+        sys.exit("no error")
+    except (RuntimeError, mm.InvalidArgumentError) as error:
+        assert "77" in str(error)
+    rows = mx.ones(4)
+    for _ in range(100):
+        rows = rows + 1
+    mx.eval(rows)
+"""
+    subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
+
+
 def test_wrong_arguments_of_switch_glu() -> None:
     from metal_marlin.mlx import MarlinSwitchGLU
 

@@ -44,6 +44,7 @@ void Experts::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) {
   }
   out.set_data(mx::allocator::malloc(out.nbytes()));
   if (out.size() == 0) return;
+  CheckIds(inputs[1], experts_->experts, stream());
   ProductCall call;
   call.m = static_cast<int64_t>(inputs[1].size());
   call.type = TypeOf(out.dtype());

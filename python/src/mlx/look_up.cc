@@ -29,6 +29,7 @@ void LookUp::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) {
   }
   out.set_data(mx::allocator::malloc(out.nbytes()));
   if (out.size() == 0) return;
+  CheckIds(inputs.front(), weights_->n, stream());
   ProductCall call;
   call.m = static_cast<int64_t>(inputs.front().size());
   call.type = TypeOf(out.dtype());

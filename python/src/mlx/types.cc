@@ -1,6 +1,7 @@
 #include "mlx/types.h"
 
 #include <mlx/ops.h>
+#include <mlx/stream.h>
 #include <mlx/utils.h>
 
 #include <limits>
@@ -21,6 +22,17 @@ mx::array AsIds(const mx::array& ids, mx::Stream stream) {
     narrow = mx::maximum(narrow, mx::array(int64_t{-1}, mx::int64), stream);
   }
   return mx::astype(narrow, mx::int32, stream);
+}
+
+void CheckIds(const mx::array& ids, int64_t count, mx::Stream stream) {
+  mx::synchronize(stream);
+  const int32_t* const values = ids.data<int32_t>();
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (values[i] >= 0 && values[i] < count) continue;
+    throw std::runtime_error("metal_marlin: id " + std::to_string(values[i]) + " at " +
+                             std::to_string(i) + ", which is not in 0.." +
+                             std::to_string(count - 1));
+  }
 }
 
 void CheckRows(const mx::array& x, int64_t k) {
