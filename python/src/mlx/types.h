@@ -31,8 +31,8 @@ inline std::string ShapeText(const mlx::core::Shape& shape) {
 mlx::core::array AsIds(const mlx::core::array& ids, mlx::core::Stream stream);
 
 /// Waits until a stream of the CPU has computed `ids` (int32, contiguous) and throws
-/// std::runtime_error for one that is not in [0, count). To be called where MLX evaluates: a task
-/// of a stream must not throw, because MLX drops the count of the tasks behind it, and an
+/// std::runtime_error for one that is not in [0, count). Call it where MLX evaluates: a task
+/// of a stream must not throw, because MLX drops the count of the tasks after it, and an
 /// evaluation then waits for them forever (0.32.4).
 void CheckIds(const mlx::core::array& ids, int64_t count, mlx::core::Stream stream);
 
