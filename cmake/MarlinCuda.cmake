@@ -12,6 +12,48 @@ option(MARLIN_CUDA_RACECHECK
 # (bf16, fp16). A build with some of the kinds compiles in a fraction of the time and refuses to
 # prepare weights of the other kinds on a GPU.
 set(MARLIN_CUDA_KINDS ALL CACHE STRING "Code kinds to build CUDA kernels for: ALL or a list")
+# The code of an older GPU, to test it on a newer one: 80 compiles what GPUs of 8.0 run for the GPU
+# of this machine (or for 9.0), without what is newer, and in place of CMAKE_CUDA_ARCHITECTURES.
+set(MARLIN_CUDA_ARCH "" CACHE STRING "Compile CUDA as for this compute capability, such as 80, to \
+run it on a later one")
+
+# The capability of the first GPU, times ten; empty where none is visible.
+function(marlin_gpu_capability output)
+  execute_process(COMMAND nvidia-smi --query-gpu=compute_cap --format=csv,noheader
+                  OUTPUT_VARIABLE found ERROR_QUIET RESULT_VARIABLE result)
+  string(REGEX MATCH "^[0-9]+\\.[0-9]" found "${found}")
+  string(REPLACE "." "" found "${found}")
+  set(${output} "${found}" PARENT_SCOPE)
+endfunction()
+
+# Sets CMAKE_CUDA_ARCHITECTURES where nobody has: to this machine's GPU, or without one to all that
+# the toolkit knows. 8.6 runs the code of 8.0, what comes after 12.0 the PTX of 12.0.
+macro(marlin_cuda_architectures)
+  marlin_gpu_capability(gpu)
+  if(MARLIN_CUDA_ARCH)
+    set(CMAKE_CUDA_ARCHITECTURES OFF)
+    if(NOT gpu)
+      set(gpu 90)
+    endif()
+    set(MARLIN_CUDA_CODE_FLAGS
+        "-gencode=arch=compute_${MARLIN_CUDA_ARCH},code=sm_${gpu}")
+  elseif(NOT CMAKE_CUDA_ARCHITECTURES)
+    if(gpu STREQUAL "90")
+      set(CMAKE_CUDA_ARCHITECTURES 90a-real)
+    elseif(gpu)
+      set(CMAKE_CUDA_ARCHITECTURES ${gpu}-real)
+    else()
+      set(CMAKE_CUDA_ARCHITECTURES 80-real 89-real 90a-real)
+      if(CUDAToolkit_VERSION VERSION_GREATER_EQUAL 12.8)
+        list(APPEND CMAKE_CUDA_ARCHITECTURES 100-real 120)
+      endif()
+    endif()
+  endif()
+  # Hopper's own kernels are compiled for 9.0a alone.
+  set(MARLIN_HOPPER_ARCHITECTURES ${CMAKE_CUDA_ARCHITECTURES})
+  list(FILTER MARLIN_HOPPER_ARCHITECTURES INCLUDE REGEX "^90a")
+endmacro()
+
 set(MARLIN_HAVE_CUDA OFF)
 set(MARLIN_CUDA_VERSION 12.5)
 # Sanitizers and fuzzers instrument host code; nvcc rejects their flags.
@@ -41,11 +83,9 @@ elseif(wanted STREQUAL "ON")
   set(MARLIN_HAVE_CUDA ON)
 endif()
 if(MARLIN_HAVE_CUDA)
-  if(NOT CMAKE_CUDA_ARCHITECTURES)
-    set(CMAKE_CUDA_ARCHITECTURES 90a-real)
-  endif()
-  enable_language(CUDA)
   find_package(CUDAToolkit ${MARLIN_CUDA_VERSION} REQUIRED)
+  marlin_cuda_architectures()
+  enable_language(CUDA)
   # CMake before 3.26 does not know nvcc's flag for C++20.
   if(NOT DEFINED CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
     set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
@@ -61,8 +101,8 @@ if(MARLIN_HAVE_CUDA)
     set(compress -Xfatbinary=-compress-all)
   endif()
   # 554: a const view's conversion to itself is never called, which is intended.
-  set(MARLIN_CUDA_FLAGS ${compress} --fmad=false -Xcompiler=-fvisibility=hidden --expt-relaxed-constexpr
-      --diag-suppress=554)
+  set(MARLIN_CUDA_FLAGS ${MARLIN_CUDA_CODE_FLAGS} ${compress} --fmad=false
+      -Xcompiler=-fvisibility=hidden --expt-relaxed-constexpr --diag-suppress=554)
   if(MARLIN_CUDA_RACECHECK)
     list(APPEND MARLIN_CUDA_FLAGS -DMARLIN_CUDA_RACECHECK)
   endif()
@@ -86,15 +126,17 @@ function(marlin_wanted_kinds output)
   set(${output} ${wanted} PARENT_SCOPE)
 endfunction()
 
-# marlin_cuda_instances(output DIRECTORY): generates a source from plan/instance.cu.in for every
-# kernel of plan/instances.def and every kind of its tiles that MARLIN_CUDA_KINDS has, so that they
-# compile in parallel and rebuild separately. MARLIN_CUDA_KIND_BITS has a bit for every kind that is
-# built, in the order of CodeKind.
-function(marlin_cuda_instances output directory)
+# marlin_cuda_instances(output hopper_output DIRECTORY): generates a source from
+# plan/instance.cu.in for every kernel of plan/instances.def and every kind of its tiles that
+# MARLIN_CUDA_KINDS has, so that they compile in parallel and rebuild separately; those of Hopper's
+# own kernels apart. MARLIN_CUDA_KIND_BITS has a bit for every kind that is built, in the order of
+# CodeKind.
+function(marlin_cuda_instances output hopper_output directory)
   set(table ${directory}/plan/instances.def)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${table})
-  file(STRINGS ${table} rows REGEX "^MARLIN_[A-Z]+\\(")
+  file(STRINGS ${table} rows REGEX "^MARLIN_[A-Z_]+\\(")
   set(sources)
+  set(hopper_sources)
   foreach(row IN LISTS rows)
     string(REGEX MATCHALL "[A-Za-z0-9_/.]+" row "${row}")
     list(POP_FRONT row macro name)
@@ -113,12 +155,17 @@ function(marlin_cuda_instances output directory)
         if(kind IN_LIST wanted)
           set(source ${MARLIN_GENERATED_DIR}/cuda/${name}_${tiles}_${kind}.cu)
           configure_file(${directory}/plan/instance.cu.in ${source} @ONLY)
-          list(APPEND sources ${source})
+          if(macro STREQUAL "MARLIN_HOPPER_INSTANCES")
+            list(APPEND hopper_sources ${source})
+          else()
+            list(APPEND sources ${source})
+          endif()
         endif()
       endforeach()
     endforeach()
   endforeach()
   set(${output} ${sources} PARENT_SCOPE)
+  set(${hopper_output} ${hopper_sources} PARENT_SCOPE)
   set(bits 0)
   foreach(kind IN LISTS wanted)
     list(FIND kAll ${kind} number)

@@ -70,7 +70,7 @@ Result<Machine> Machine::Open(std::string_view backend, std::optional<Isa> only)
   const auto judged = [&](std::string_view name) { return backend == "all" || backend == name; };
   if (judged("cpu")) MARLIN_RETURN_IF_ERROR(machine.AddCpu(only));
   if (judged("cuda")) {
-    machine.AddDevice("cuda", Isa::kSm90, OpenCuda(), cuda::CudaKernels());
+    machine.AddDevice("cuda", Isa::kCuda, OpenCuda(), cuda::CudaKernels());
   }
   if (judged("metal")) {
     machine.AddDevice("metal", Isa::kMetal, OpenMetal(), metal::MetalKernels());

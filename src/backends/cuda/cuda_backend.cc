@@ -12,11 +12,13 @@
 #include "backends/cuda/gemm/wgmma/wgmma_launch.h"
 #include "backends/cuda/libraries/cublas_library.h"
 #include "backends/cuda/moe/experts/cuda_experts.h"
+#include "backends/cuda/plan/kernel_instances.h"
 #include "backends/cuda/plan/kernel_table.h"
 #include "backends/cuda/plan/sparse_setting.h"
 #include "backends/cuda/rows/add_rows.h"
 #include "backends/cuda/rows/transform_columns.h"
 #include "backends/cuda/runtime/device_cholesky.h"
+#include "backends/cuda/runtime/device_code.h"
 #include "backends/cuda/runtime/device_memory.h"
 #include "backends/cuda/runtime/event_marks.h"
 #include "backends/cuda/runtime/pinned_staging.h"
@@ -64,6 +66,9 @@ class CudaBackend final : public Backend {
     shape_.shared_bytes = static_cast<int>(properties.sharedMemPerBlockOptin);
     shape_.costs = &CostsOf(properties.name);
     const DeviceScope scope(index);
+    shape_.code = DeviceCode();
+    shape_.has_wgmma = IsHopperBuilt() && properties.major == 9 && shape_.code == 90;
+    if (!shape_.has_tma()) return;
     for (int blocks = 1; blocks <= kMaxSplits; ++blocks) {
       if (const int found = CountClusters(blocks); found > 0) shape_.clusters[blocks - 1] = found;
     }
@@ -88,6 +93,7 @@ class CudaBackend final : public Backend {
     info.backend = "cuda";
     info.model = properties_.name;
     info.features = {"sm_" + std::to_string(properties_.major) + std::to_string(properties_.minor),
+                     "code of sm_" + std::to_string(shape_.code),
                      std::to_string(properties_.multiProcessorCount) + " multiprocessors",
                      std::to_string(properties_.totalGlobalMem >> 30) + " GiB"};
     for (const KernelDesc& kernel : CudaKernels()) {
@@ -103,8 +109,10 @@ class CudaBackend final : public Backend {
 
   DeviceProperties Properties() const override {
     DeviceProperties device;
-    device.level = Isa::kSm90;
+    device.level = Isa::kCuda;
     device.has_dense_library = HasCublas;
+    device.cuda_code = shape_.code;
+    device.has_wgmma = shape_.has_wgmma;
     return device;
   }
 
@@ -333,11 +341,16 @@ Result<std::unique_ptr<Backend>> OpenCuda(std::string_view name) {
   if (cudaGetDeviceProperties(&properties, index) != cudaSuccess) {
     return Status(Code::kUnsupported, std::string(name) + ": cudaGetDeviceProperties failed");
   }
-  if (properties.major != 9) {
-    return Status(Code::kUnsupported,
-                  std::string(name) + ": " + properties.name + " has compute capability " +
-                      std::to_string(properties.major) + "." + std::to_string(properties.minor) +
-                      "; the kernels are for 9.0 (Hopper)");
+  const auto refused = [&](const std::string& why) {
+    return Status(Code::kUnsupported, std::string(name) + ": " + properties.name +
+                                          " has compute capability " +
+                                          std::to_string(properties.major) + "." +
+                                          std::to_string(properties.minor) + "; " + why);
+  };
+  if (properties.major < 8) return refused("the kernels need 8.0 (Ampere) or later");
+  {
+    const DeviceScope scope(index);
+    if (DeviceCode() == 0) return refused(std::string("this build has code for ") + BuiltCodes());
   }
   auto backend = std::make_unique<CudaBackend>(index, properties);
   MARLIN_RETURN_IF_ERROR(backend->MakeShared());

@@ -53,7 +53,7 @@ struct Support {
 };
 
 /// Instruction-set levels. On a CPU each includes the earlier ones of its architecture.
-enum class Isa : uint8_t { kScalar, kAvx2, kAvx512, kAmx, kNeon, kSm90, kMetal };
+enum class Isa : uint8_t { kScalar, kAvx2, kAvx512, kAmx, kNeon, kCuda, kMetal };
 const char* IsaName(Isa level);
 
 /// Properties of a device that decide which kernels it can run.
@@ -66,6 +66,10 @@ struct DeviceProperties {
   /// Whether a dense BLAS library is available; looked up on the first call. Null: this device has
   /// none.
   bool (*has_dense_library)() = nullptr;
+  /// CUDA: the compute capability, times ten, that the device's code was compiled for.
+  int cuda_code = 90;
+  /// CUDA: whether that code has Hopper's own instructions (wgmma, for 9.0a).
+  bool has_wgmma = true;
   /// Metal: whether matrix fragments have the element order that the kernels assume.
   bool known_fragments = true;
   /// Metal: whether the kernels were compiled with fast math, which lets the compiler reorder sums.

@@ -12,7 +12,7 @@ namespace marlin {
 namespace {
 
 bool LevelIncludes(Isa device, Isa kernel) {
-  for (const Isa gpu : {Isa::kSm90, Isa::kMetal}) {
+  for (const Isa gpu : {Isa::kCuda, Isa::kMetal}) {
     if (device == gpu || kernel == gpu) return device == kernel;
   }
   if (device == Isa::kNeon || kernel == Isa::kNeon) {
@@ -47,8 +47,8 @@ const char* IsaName(Isa level) {
       return "amx";
     case Isa::kNeon:
       return "neon";
-    case Isa::kSm90:
-      return "sm_90";
+    case Isa::kCuda:
+      return "cuda";
     case Isa::kMetal:
       return "metal";
   }

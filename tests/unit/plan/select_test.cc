@@ -26,7 +26,7 @@ Support FewRows(const GemmDesc& desc, const DeviceProperties& /*device*/) {
 
 KernelDesc Row(const char* name, Grade grade,
                Support (*supports)(const GemmDesc&, const DeviceProperties&)) {
-  return {name, "gemm", Isa::kSm90, grade, 16, 16, 16, {}, supports};
+  return {name, "gemm", Isa::kCuda, grade, 16, 16, 16, {}, supports};
 }
 
 KernelDesc Measured(const char* name, Grade grade) {
@@ -67,7 +67,7 @@ Result<KernelChoice> Choose(const GemmDesc& desc, const std::string& kernel,
     table.Add(*sections, "d");
   }
   DeviceProperties device;
-  device.level = Isa::kSm90;
+  device.level = Isa::kCuda;
   const auto can_run_as = [](const KernelDesc& row, const GemmDesc&, const KernelVariant& variant) {
     return std::string(row.name) == "many" && variant.width == 32 && variant.splits <= 4;
   };
@@ -92,7 +92,7 @@ TEST(SelectKernel, CostsMayDependOnTheProblem) {
     return std::string(kernel.name) == "few" ? static_cast<double>(desc.m) : 4.5;
   };
   DeviceProperties device;
-  device.level = Isa::kSm90;
+  device.level = Isa::kCuda;
   const Candidates candidates = {device, kRows, cost, no_variants};
   EXPECT_EQ(SelectKernel(Problem(4), candidates, "")->ToString(), "few");
   EXPECT_EQ(SelectKernel(Problem(5), candidates, "")->ToString(), "many");
@@ -109,10 +109,10 @@ TEST(SelectKernel, SaysWhyEveryKernelDeclined) {
       Row("few", Grade::kExact, FewRows),
       {"other", "gemm", Isa::kMetal, Grade::kExact, 16, 16, 16, {}, Always}};
   DeviceProperties device;
-  device.level = Isa::kSm90;
+  device.level = Isa::kCuda;
   const Candidates candidates = {device, rows, InOrder, no_variants};
   EXPECT_THAT(SelectKernel(Problem(9), candidates, "").status().message(),
-              HasSubstr("few: takes up to 8 rows; other: needs metal, the device runs at sm_90"));
+              HasSubstr("few: takes up to 8 rows; other: needs metal, the device runs at cuda"));
 }
 
 TEST(SelectKernel, ATableChoosesAmongTheSelectable) {

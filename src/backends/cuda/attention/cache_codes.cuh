@@ -14,9 +14,7 @@ struct Fp8 {
 
 /// Two codes, the first in the low byte, as halves, exactly. NaN stays NaN.
 MARLIN_DEVICE uint32_t HalvesOfCodes(uint32_t codes) {
-  uint32_t halves;
-  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<uint16_t>(codes)));
-  return halves;
+  return E4M3x4::ToF16(static_cast<uint16_t>(codes));
 }
 
 MARLIN_DEVICE float ToFloat(Fp8 value) { return F16x2::Unpack(HalvesOfCodes(value.code)).x; }

@@ -1,5 +1,9 @@
-// Hopper's asynchronous primitives: mbarriers, cp.async, TMA bulk and tensor copies, cluster
-// barriers and DSMEM stores, and programmatic dependent launch.
+// Asynchronous primitives: mbarriers and cp.async of every capability, and those of 9.0 and later:
+// TMA bulk and tensor copies, cluster barriers and DSMEM stores, programmatic dependent launch.
+//
+// Code of an earlier capability has neither clusters nor bulk copies: their functions trap there,
+// and the host's plans (DeviceShape) never ask for them. Fences and waits that belong to them do
+// nothing. CopyByWarp is for every capability.
 #pragma once
 
 #include <cuda.h>
@@ -7,6 +11,7 @@
 
 #include <cstdint>
 
+#include "backends/cuda/common/device_code.cuh"
 #include "backends/cuda/common/fragment_math.cuh"
 
 namespace marlin::cuda {
@@ -30,39 +35,60 @@ constexpr int ArrivalsOf(int /*threads*/) { return 1; }
 #endif
 /// Makes initialized mbarriers visible to TMA and to the CTAs of the cluster.
 MARLIN_DEVICE void FenceBarrierInit() {
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  if constexpr (kHasTma) asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 MARLIN_DEVICE void Arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 MARLIN_DEVICE void ArriveExpecting(uint32_t barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-               : "memory");
+  if constexpr (kHasTma) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+                 : "memory");
+  } else {
+    __trap();
+  }
 }
 MARLIN_DEVICE void Wait(uint32_t barrier, int parity) {
-  asm volatile(
-      "{\n"
-      ".reg .pred done;\n"
-      "again:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@!done bra again;\n"
-      "}\n" ::"r"(barrier),
-      "r"(parity)
-      : "memory");
+  if constexpr (kHasTma) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again;\n"
+        "}\n" ::"r"(barrier),
+        "r"(parity)
+        : "memory");
+  } else {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again:\n"
+        "mbarrier.test_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again;\n"
+        "}\n" ::"r"(barrier),
+        "r"(parity)
+        : "memory");
+  }
 }
 
 /// True in one lane of the warp, always the same one; all lanes must call it. It tells the compiler
 /// that a single thread follows: after a comparison of lane ids it issues copies in a loop.
 MARLIN_DEVICE bool ElectOne() {
   uint32_t elected;
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "elect.sync _|p, 0xffffffff;\n"
-      "selp.u32 %0, 1, 0, p;\n"
-      "}\n"
-      : "=r"(elected));
-  return elected != 0;
+  if constexpr (kHasTma) {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "elect.sync _|p, 0xffffffff;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}\n"
+        : "=r"(elected));
+    return elected != 0;
+  } else {
+    asm("mov.u32 %0, %%laneid;" : "=r"(elected));
+    return elected == 0;
+  }
 }
 
 /// Copies `bytes` (0 to 16) and zero-fills up to 16; both addresses are aligned to 16.
@@ -89,73 +115,122 @@ MARLIN_DEVICE void ArriveWithCopies(uint32_t barrier) {
 /// Orders writes to shared memory, by this thread or seen by it, before later bulk copies and
 /// asynchronous products (wgmma).
 MARLIN_DEVICE void FenceAsyncProxy() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  if constexpr (kHasTma) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 /// TMA bulk copy of `bytes` (a multiple of 16, both addresses aligned to 16), counted by an
 /// mbarrier.
 MARLIN_DEVICE void CopyBulk(uint32_t to, const void* from, int bytes, uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-          "r"(to),
-      "l"(from), "r"(bytes), "r"(barrier)
-      : "memory");
+  if constexpr (kHasTma) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+            "r"(to),
+        "l"(from), "r"(bytes), "r"(barrier)
+        : "memory");
+  } else {
+    __trap();
+  }
 }
-/// The same, multicast to the CTAs of the cluster whose bits are set, at the same address in each.
+/// Threads that arrive for a CopyByWarp, for InitBarrier.
+inline constexpr int kCopyArrivals = kHasTma ? 1 : 32;
+/// The same by a whole warp, which converges here: one thread's bulk copy, or cp.async of 16 bytes
+/// by every thread. The mbarrier's phase completes when all of it has arrived.
+MARLIN_DEVICE void CopyByWarp(uint32_t to, const void* from, int bytes, uint32_t barrier) {
+  if constexpr (kHasTma) {
+    if (ElectOne()) {
+      ArriveExpecting(barrier, bytes);
+      CopyBulk(to, from, bytes, barrier);
+    }
+  } else {
+    int lane;
+    asm("mov.u32 %0, %%laneid;" : "=r"(lane));
+    for (int i = lane * 16; i < bytes; i += 32 * 16) {
+      CopyAsync16(to + i, static_cast<const uint8_t*>(from) + i, 16);
+    }
+    ArriveWithCopies(barrier);
+  }
+}
+/// CopyBulk, multicast to the CTAs of the cluster whose bits are set, at the same address in each.
 MARLIN_DEVICE void CopyBulkToCluster(uint32_t to, const void* from, int bytes, uint32_t barrier,
                                      uint32_t blocks) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-      "[%0], [%1], %2, [%3], %4;" ::"r"(to),
-      "l"(from), "r"(bytes), "r"(barrier), "h"(static_cast<uint16_t>(blocks))
-      : "memory");
+  if constexpr (kHasTma) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1], %2, [%3], %4;" ::"r"(to),
+        "l"(from), "r"(bytes), "r"(barrier), "h"(static_cast<uint16_t>(blocks))
+        : "memory");
+  } else {
+    __trap();
+  }
 }
 /// Requests bytes as CopyBulk does, into L2 only.
 MARLIN_DEVICE void PrefetchBulk(const void* from, int bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+  if constexpr (kHasTma) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+  }
 }
 /// Copies the TMA tile of a tensor map that begins at (x, y); elements outside of the tensor read
 /// as zero.
 MARLIN_DEVICE void CopyBox(uint32_t to, const CUtensorMap* map, int x, int y, uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
-      "[%0], [%1, {%2, %3}], [%4];" ::"r"(to),
-      "l"(map), "r"(x), "r"(y), "r"(barrier)
-      : "memory");
+  if constexpr (kHasTma) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+        "l"(map), "r"(x), "r"(y), "r"(barrier)
+        : "memory");
+  } else {
+    __trap();
+  }
 }
 
 /// Programmatic dependent launch (PDL). TriggerDependentLaunch lets the next kernel on the stream
 /// begin; WaitForEarlierWork returns when earlier kernels have ended, and must come before reads of
 /// what they write and writes to what they read.
 MARLIN_DEVICE void TriggerDependentLaunch() {
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  if constexpr (kHasTma) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
-MARLIN_DEVICE void WaitForEarlierWork() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+MARLIN_DEVICE void WaitForEarlierWork() {
+  if constexpr (kHasTma) asm volatile("griddepcontrol.wait;" ::: "memory");
+}
 
 /// The two halves of a barrier across all threads of a cluster: after it every CTA is running and
 /// has initialized its mbarriers (FenceBarrierInit). It publishes nothing else: a release would
 /// wait until all stores of the CTA have reached memory.
 MARLIN_DEVICE void ArriveInCluster() {
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+  if constexpr (kHasTma) {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+  } else {
+    __trap();
+  }
 }
 MARLIN_DEVICE void WaitForCluster() {
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+  if constexpr (kHasTma) {
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+  } else {
+    __trap();
+  }
 }
 
 /// The DSMEM address, in CTA `rank` of the cluster, of an address in this CTA's shared memory.
 MARLIN_DEVICE uint32_t AddressInBlock(uint32_t address, int rank) {
-  uint32_t remote;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+  uint32_t remote = address;
+  if constexpr (kHasTma) {
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+  }
   return remote;
 }
 
 /// Stores 16 bytes to DSMEM, counted by an mbarrier of the destination CTA.
 MARLIN_DEVICE void StoreToCluster(uint32_t to, const float4& value, uint32_t barrier) {
-  asm volatile(
-      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
-      "[%5];" ::"r"(to),
-      "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(barrier)
-      : "memory");
+  if constexpr (kHasTma) {
+    asm volatile(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
+        "[%5];" ::"r"(to),
+        "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(barrier)
+        : "memory");
+  } else {
+    __trap();
+  }
 }
 
 /// Adds 1 to a counter in global memory and returns its previous value. Orders nothing else.

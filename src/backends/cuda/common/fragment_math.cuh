@@ -3,8 +3,11 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 
 #include <cstdint>
+
+#include "backends/cuda/common/device_code.cuh"
 
 #define MARLIN_DEVICE __device__ __forceinline__
 
@@ -32,14 +35,22 @@ struct Bf16x2 {
     return d;
   }
   static MARLIN_DEVICE uint32_t Multiply(uint32_t a, uint32_t b) {
-    uint32_t d;
-    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-    return d;
+    if constexpr (kHasTma) {
+      uint32_t d;
+      asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+      return d;
+    } else {
+      return Fma(a, b, 0x80008000u);  // -0, which changes no product.
+    }
   }
   static MARLIN_DEVICE uint32_t Subtract(uint32_t a, uint32_t b) {
-    uint32_t d;
-    asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-    return d;
+    if constexpr (kHasTma) {
+      uint32_t d;
+      asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+      return d;
+    } else {
+      return Fma(b, 0xbf80bf80u, a);
+    }
   }
   /// Rounds two floats; the first goes to the low half.
   static MARLIN_DEVICE uint32_t Pack(float low, float high) {
@@ -90,13 +101,38 @@ struct E4M3x4 {
   /// Rounds two numbers into the low half, the first into its low byte; saturates to 448.
   static MARLIN_DEVICE uint32_t FromF16(uint32_t pair) {
     uint16_t d;
-    asm("cvt.rn.satfinite.e4m3x2.f16x2 %0, %1;" : "=h"(d) : "r"(pair));
+    if constexpr (kHasFp8) {
+      asm("cvt.rn.satfinite.e4m3x2.f16x2 %0, %1;" : "=h"(d) : "r"(pair));
+    } else {
+      const __half2_raw halves = {static_cast<unsigned short>(pair),
+                                  static_cast<unsigned short>(pair >> 16)};
+      d = __nv_cvt_halfraw2_to_fp8x2(halves, __NV_SATFINITE, __NV_E4M3);
+    }
     return d;
   }
   static MARLIN_DEVICE uint32_t FromFloats(float low, float high) {
     uint16_t d;
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(d) : "f"(high), "f"(low));
+    if constexpr (kHasFp8) {
+      asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(d) : "f"(high), "f"(low));
+    } else {
+      d = __nv_cvt_float2_to_fp8x2(float2{low, high}, __NV_SATFINITE, __NV_E4M3);
+    }
     return d;
+  }
+  /// Two numbers, the first in the low byte, as fp16: exact.
+  static MARLIN_DEVICE uint32_t ToF16(uint16_t codes) {
+    uint32_t halves;
+    if constexpr (kHasFp8) {
+      asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(codes));
+    } else {
+      // The fields moved to those of fp16 are the number times 2^-8. The largest code is NaN.
+      const uint32_t bytes = __byte_perm(codes, 0, 0x1404);
+      const uint32_t fields = (bytes & 0x80008000u) | (bytes & 0x7f007f00u) >> 1;
+      const uint32_t is_nan = __vcmpeq2(fields & 0x7fff7fffu, 0x3f803f80u);
+      constexpr uint32_t kTwo8 = 0x5c005c00u;
+      halves = F16x2::Multiply(fields, kTwo8) | (is_nan & 0x7fff7fffu);
+    }
+    return halves;
   }
 };
 

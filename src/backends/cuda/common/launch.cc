@@ -3,7 +3,7 @@
 #include <array>
 #include <cstdint>
 
-#include "backends/cuda/plan/tile_problem.h"
+#include "backends/cuda/runtime/device_code.h"
 
 namespace marlin::cuda {
 
@@ -11,10 +11,15 @@ cudaError_t AllowAllShared(const void* function) {
   cudaFuncAttributes attributes;
   const cudaError_t error = cudaFuncGetAttributes(&attributes, function);
   if (error != cudaSuccess) return error;
+  int device = 0;
+  cudaGetDevice(&device);
+  int most = 0;
+  const cudaError_t queried =
+      cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  if (queried != cudaSuccess) return queried;
   // Static shared memory comes out of the same limit.
-  return cudaFuncSetAttribute(
-      function, cudaFuncAttributeMaxDynamicSharedMemorySize,
-      DeviceShape().shared_bytes - static_cast<int>(attributes.sharedSizeBytes));
+  return cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              most - static_cast<int>(attributes.sharedSizeBytes));
 }
 
 cudaError_t PreferShared(const void* function) {
@@ -31,7 +36,8 @@ cudaError_t Launch(const void* function, const LaunchSize& size, void** paramete
   config.stream = stream;
   std::array<cudaLaunchAttribute, 2> attributes = {};
   config.attrs = attributes.data();
-  if (size.overlap_previous) {
+  // Code of before 9.0 does not wait for the kernel that it would overlap.
+  if (size.overlap_previous && DeviceCode() >= 90) {
     cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;

@@ -12,7 +12,7 @@ struct LaunchSize {
   dim3 grid;
   int threads = 0;
   int shared_bytes = 0;
-  bool overlap_previous = false;  ///< Programmatic dependent launch.
+  bool overlap_previous = false;  ///< Programmatic dependent launch, where the code has it.
   dim3 cluster = {1, 1, 1};
 };
 

@@ -22,21 +22,32 @@ MARLIN_DEVICE void LoadMatricesTransposed(uint32_t (&r)[4], uint32_t address) {
                : "r"(address));
 }
 
-/// Stores four 8 x 8 matrices of 16-bit numbers in the fragment layout of LoadMatrices and MMA,
-/// transposed: lane l gives the address of column l % 8 of matrix l / 8.
-MARLIN_DEVICE void StoreTurned(uint32_t address, const uint32_t (&r)[4]) {
-  asm volatile(
-      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
-      "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
-      : "memory");
-}
-
 /// Transposes an 8 x 8 matrix of 16-bit numbers: lane 4 g + t gives {row g, columns 2 t and
 /// 2 t + 1} and gets {column g, rows 2 t and 2 t + 1}.
 MARLIN_DEVICE uint32_t TurnMatrix(uint32_t pair) {
   uint32_t turned;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(pair));
   return turned;
+}
+
+/// Stores four 8 x 8 matrices of 16-bit numbers in the fragment layout of LoadMatrices and MMA,
+/// transposed: lane l gives the address of column l % 8 of matrix l / 8.
+MARLIN_DEVICE void StoreTurned(uint32_t address, const uint32_t (&r)[4]) {
+  if constexpr (kHasTma) {
+    asm volatile(
+        "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+        "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+        : "memory");
+  } else {
+    int lane;
+    asm("mov.u32 %0, %%laneid;" : "=r"(lane));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t column = __shfl_sync(~0u, address, i * 8 + lane / 4);
+      asm volatile("st.shared.u32 [%0], %1;" ::"r"(column + lane % 4 * 4), "r"(TurnMatrix(r[i]))
+                   : "memory");
+    }
+  }
 }
 
 /// c += a b, m16n8k16 in fp32.

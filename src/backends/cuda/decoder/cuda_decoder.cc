@@ -66,6 +66,9 @@ int64_t CudaDecoder::sampler_state_bytes(int64_t vocab) const { return SamplerSt
 Result<FusedRun> CudaDecoder::Fuse(const StepDescription& step,
                                    std::span<const StepOperation> operations) const {
   if (!persistent_) return FusedRun{0, nullptr, "METAL_MARLIN_CUDA_PERSISTENT is 0"};
+  if (!shape_.has_wgmma) {
+    return FusedRun{0, nullptr, "the persistent kernel is for 9.0a"};
+  }
   return FusePersistent(device_, errors_, shape_, step, operations);
 }
 

@@ -24,4 +24,10 @@ Support SupportsTiles(const GemmDesc& desc, bool sparse) {
   return {};
 }
 
+Support NeedsWgmma(const DeviceProperties& device) {
+  if (device.has_wgmma) return {};
+  return {"multiplies with the wgmma instructions of 9.0a; this device runs code of {0}/10",
+          device.cuda_code};
+}
+
 }  // namespace marlin::cuda

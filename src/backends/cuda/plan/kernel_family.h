@@ -22,7 +22,7 @@ struct KernelFamily {
   /// As Backend::CanRunAs, for m, n, k > 0; null: never.
   bool (*can_run_as)(const GemmDesc& desc, const DeviceShape& device, const KernelVariant& variant);
   bool takes_empty_k = false;  ///< Supports k = 0; otherwise the exact kernel stores the zeros.
-  /// Whether the device can run the kernels at all, whatever the problem; null: any Hopper GPU can.
+  /// Whether the device can run the kernels at all, whatever the problem; null: any can.
   Support (*available)(const DeviceProperties& device) = nullptr;
 };
 
@@ -31,6 +31,9 @@ struct KernelFamily {
 Support SupportsTiles(const GemmDesc& desc, bool sparse = false);
 /// Conditions of the exact kernels.
 Support SupportsExact(const GemmDesc& desc, const DeviceProperties& device);
+
+/// Support, or why not, of kernels on Hopper's asynchronous products.
+Support NeedsWgmma(const DeviceProperties& device);
 
 /// The largest m that kernels index in 32 bits.
 inline constexpr int64_t kMostRows = (int64_t{1} << 30) - 1;

@@ -48,7 +48,9 @@ using enum CodeKind;
   inline constexpr KindSet name = {__VA_ARGS__}; \
   static_assert(AreInOrder({__VA_ARGS__}));
 #define MARLIN_INSTANCES(...)
+#define MARLIN_HOPPER_INSTANCES(...)
 #include "backends/cuda/plan/instances.def"
+#undef MARLIN_HOPPER_INSTANCES
 #undef MARLIN_INSTANCES
 #undef MARLIN_KINDS
 static_assert(kAll.Count() == static_cast<int>(kDense16) + 1);
@@ -63,33 +65,50 @@ constexpr bool IsBuilt([[maybe_unused]] CodeKind kind) {
 #endif
 }
 
+/// Whether this build has Hopper's own kernels, of code for 9.0a.
+constexpr bool IsHopperBuilt() {
+#if defined(MARLIN_CUDA_HOPPER)
+  return MARLIN_CUDA_HOPPER != 0;
+#else
+  return true;
+#endif
+}
+
 /// The kinds of dense and of sparse tiles that a kernel is compiled for.
 template <typename Kernels>
 struct KindsOf;
 
 #define MARLIN_KINDS(...)
-#define MARLIN_INSTANCES(kernel, header, dense, sparse) \
-  struct kernel;                                        \
-  template <>                                           \
-  struct KindsOf<kernel> {                              \
-    static constexpr KindSet kDense = kinds::dense;     \
-    static constexpr KindSet kSparse = kinds::sparse;   \
+#define MARLIN_KERNEL_ROW(kernel, dense, sparse, is_built)  \
+  struct kernel;                                            \
+  template <>                                               \
+  struct KindsOf<kernel> {                                  \
+    static constexpr KindSet kDense = kinds::dense;         \
+    static constexpr KindSet kSparse = kinds::sparse;       \
+    static constexpr bool kIsBuilt = is_built;              \
   };
+#define MARLIN_INSTANCES(kernel, header, dense, sparse) \
+  MARLIN_KERNEL_ROW(kernel, dense, sparse, true)
+#define MARLIN_HOPPER_INSTANCES(kernel, header, dense, sparse) \
+  MARLIN_KERNEL_ROW(kernel, dense, sparse, IsHopperBuilt())
 #include "backends/cuda/plan/instances.def"
+#undef MARLIN_HOPPER_INSTANCES
 #undef MARLIN_INSTANCES
+#undef MARLIN_KERNEL_ROW
 #undef MARLIN_KINDS
 
 /// The function of a row of plan/instances.def for tiles of a kind, to pass to
 /// cudaLaunchKernelExC. Null where the row has no such kind or this build none of its kernels
-/// (MARLIN_CUDA_KINDS of CMake).
+/// (MARLIN_CUDA_KINDS and CMAKE_CUDA_ARCHITECTURES).
 template <typename Kernels>
 const void* FunctionOf(TileKind tiles, const typename Kernels::Variant& variant) {
   return VisitKind(tiles.codes, [&](auto codes) -> const void* {
     constexpr CodeKind kKind = codes;
-    if constexpr (IsBuilt(kKind) && KindsOf<Kernels>::kSparse.Has(kKind)) {
+    constexpr bool kIsBuilt = IsBuilt(kKind) && KindsOf<Kernels>::kIsBuilt;
+    if constexpr (kIsBuilt && KindsOf<Kernels>::kSparse.Has(kKind)) {
       if (tiles.sparse) return Kernels::template Function<TilesOfKind<kKind, true>>(variant);
     }
-    if constexpr (IsBuilt(kKind) && KindsOf<Kernels>::kDense.Has(kKind)) {
+    if constexpr (kIsBuilt && KindsOf<Kernels>::kDense.Has(kKind)) {
       if (!tiles.sparse) return Kernels::template Function<TilesOfKind<kKind, false>>(variant);
     }
     return nullptr;

@@ -32,7 +32,7 @@ constexpr ErrorModel ModelOf(Grade grade, double weight_unit, double accumulate_
 constexpr auto kKernels = std::to_array<KernelDesc>({
 #define MARLIN_ROW(w4, name, family, grade, chosen, tile_m, tile_n, tile_k, weight_unit,       \
                    accumulate_unit, supports)                                                  \
-  {#name,     "gemm",         Isa::kSm90, Grade::grade,                                        \
+  {#name,     "gemm",         Isa::kCuda, Grade::grade,                                        \
    tile_m,    tile_n,         tile_k,     ModelOf(Grade::grade, weight_unit, accumulate_unit), \
    &supports, Chosen::chosen, w4},
 #define MARLIN_CUDA_KERNEL(...) MARLIN_ROW(false, __VA_ARGS__)

@@ -17,11 +17,16 @@ namespace marlin::cuda {
 
 /// The device properties that plans depend on; the defaults are an H200's.
 struct DeviceShape {
+  /// As DeviceProperties. Before 90: no TMA, no clusters, no programmatic dependent launch.
+  int code = 90;
+  bool has_wgmma = true;
   int multiprocessors = 132;
   /// Resident clusters of 1, 2, ... CTAs, at one CTA per SM.
   int clusters[kMaxSplits] = {132, 66, 42, 30, 24, 20, 16, 14};
   int shared_bytes = 227 * 1024;  ///< Limit per CTA.
   const DeviceCosts* costs = &kH200Costs;
+
+  bool has_tma() const { return code >= 90; }
 };
 
 /// A GEMM on weight tiles.

@@ -105,7 +105,7 @@ std::string Chosen(const GemmDesc& desc, const std::string& forced) {
   const auto cost = [](const KernelDesc& kernel, const GemmDesc& problem) {
     return FamilyOf(kernel).microseconds(problem, {});
   };
-  const Candidates candidates = {{.level = Isa::kSm90}, CudaKernels(), cost, never};
+  const Candidates candidates = {{.level = Isa::kCuda}, CudaKernels(), cost, never};
   const auto choice = SelectKernel(desc, candidates, forced);
   return choice.ok() ? choice->kernel->name : choice.status().message();
 }

@@ -19,7 +19,7 @@ TEST(KindOf, EveryQuantizedFormatHasADecoder) {
 }
 
 TEST(CudaKernels, AreAvailableButForAMissingLibrary) {
-  DeviceProperties device = {.level = Isa::kSm90};
+  DeviceProperties device = {.level = Isa::kCuda};
   for (const bool installed : {false, true}) {
     device.has_dense_library = installed ? +[] { return true; } : +[] { return false; };
     for (const KernelDesc& kernel : CudaKernels()) {
@@ -38,7 +38,7 @@ TEST(CudaKernels, SayWhyTheyDecline) {
   desc.group_size = 128;
   desc.a_type = DType::kBf16;
   desc.weights.tiled = desc.weights.fits_f16 = true;
-  const DeviceProperties device = {.level = Isa::kSm90};
+  const DeviceProperties device = {.level = Isa::kCuda};
   const auto supported = [&](GemmDesc changed) {
     std::string names;
     for (const KernelDesc& kernel : CudaKernels()) {

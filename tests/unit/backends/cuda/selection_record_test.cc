@@ -117,7 +117,7 @@ std::string Chosen(const Product& product) {
     return FamilyOf(kernel).microseconds(desc, device);
   };
   DeviceProperties properties;
-  properties.level = Isa::kSm90;
+  properties.level = Isa::kCuda;
   properties.has_dense_library = [] { return true; };
   const Result<KernelChoice> choice =
       SelectKernel(product.desc, {properties, CudaKernels(), cost, can_run_as, &table}, "");

@@ -96,11 +96,15 @@ double Fp8Microseconds(const GemmDesc& desc, const DeviceShape& device) {
 }  // namespace
 
 const KernelFamily& Fp8Family() {
-  static constexpr KernelFamily kFamily = {Fp8Microseconds, nullptr, nullptr};
+  static constexpr KernelFamily kFamily = {.microseconds = Fp8Microseconds,
+                                           .variants = nullptr,
+                                           .can_run_as = nullptr,
+                                           .available = NeedsWgmma};
   return kFamily;
 }
 
-Support SupportsFp8(const GemmDesc& desc, const DeviceProperties& /*device*/) {
+Support SupportsFp8(const GemmDesc& desc, const DeviceProperties& device) {
+  if (const Support support = NeedsWgmma(device); !support.ok()) return support;
   if (desc.accuracy != Accuracy::kW4A8) return {"quantizes activations: needs accuracy w4a8"};
   if (desc.weights.marlin_w4) return {"does not read the marlin_w4 layout"};
   if (!desc.weights.tiled || !desc.weights.fits_fp8) {

@@ -98,6 +98,7 @@ int CountClusters(int blocks) {
     function = FunctionOf<WgmmaKernels>({static_cast<CodeKind>(kind)},
                                         {true, kMaxClusterTokens, ParameterUse::kOneScale});
   }
+  if (function == nullptr) return 0;
   const int shared_bytes = DeviceShape().shared_bytes;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(blocks));

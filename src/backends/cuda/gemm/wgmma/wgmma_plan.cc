@@ -269,15 +269,20 @@ std::vector<KernelVariant> Variants(const GemmDesc& desc, const DeviceShape& dev
 }  // namespace
 
 const KernelFamily& WgmmaFamily() {
-  static constexpr KernelFamily kFamily = {WgmmaMicroseconds, Variants, CanRunVariant};
+  static constexpr KernelFamily kFamily = {.microseconds = WgmmaMicroseconds,
+                                           .variants = Variants,
+                                           .can_run_as = CanRunVariant,
+                                           .available = NeedsWgmma};
   return kFamily;
 }
 
-Support SupportsWgmma(const GemmDesc& desc, const DeviceProperties& /*device*/) {
+Support SupportsWgmma(const GemmDesc& desc, const DeviceProperties& device) {
+  if (const Support support = NeedsWgmma(device); !support.ok()) return support;
   return SupportsTiles(desc);
 }
 
-Support SupportsSparseWgmma(const GemmDesc& desc, const DeviceProperties& /*device*/) {
+Support SupportsSparseWgmma(const GemmDesc& desc, const DeviceProperties& device) {
+  if (const Support support = NeedsWgmma(device); !support.ok()) return support;
   return SupportsTiles(desc, true);
 }
 

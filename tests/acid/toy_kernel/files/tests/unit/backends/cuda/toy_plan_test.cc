@@ -22,7 +22,7 @@ TEST(ToyKernel, IsPlannedByItsRowAlone) {
                              const KernelVariant& variant) {
     return CanRunAs(kernel, problem, {}, variant);
   };
-  const Candidates candidates = {{.level = Isa::kSm90}, CudaKernels(), cost, can_run_as};
+  const Candidates candidates = {{.level = Isa::kCuda}, CudaKernels(), cost, can_run_as};
   const auto forced = SelectKernel(desc, candidates, "marlin_gemm_toy");
   ASSERT_TRUE(forced.ok()) << forced.status().message();
   EXPECT_EQ(FamilyOf(*forced->kernel).microseconds(desc, {}), 2.0 * 256 / 132);

@@ -1,0 +1,37 @@
+#include "backends/cuda/runtime/device_code.h"
+
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <atomic>
+
+namespace marlin::cuda {
+namespace {
+
+/// Compiled for the same capabilities as all kernels but Hopper's own.
+__global__ void Probe() {}
+
+int Query() {
+  cudaFuncAttributes attributes;
+  if (cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(&Probe)) == cudaSuccess) {
+    return attributes.ptxVersion;
+  }
+  cudaGetLastError();
+  return 0;
+}
+
+}  // namespace
+
+int DeviceCode() {
+  constexpr int kMostDevices = 64;
+  static std::array<std::atomic<int>, kMostDevices> codes;
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess || device >= kMostDevices) return Query();
+  std::atomic<int>& code = codes[static_cast<size_t>(device)];
+  if (code.load(std::memory_order_relaxed) == 0) code.store(Query(), std::memory_order_relaxed);
+  return code.load(std::memory_order_relaxed);
+}
+
+const char* BuiltCodes() { return MARLIN_CUDA_CODES; }
+
+}  // namespace marlin::cuda

@@ -1,0 +1,14 @@
+// The compute capability whose code a device runs, which is not always its own: a build has code for
+// some capabilities, and the driver takes the latest that the device can run.
+#pragma once
+
+namespace marlin::cuda {
+
+/// The capability times ten that the code of the current device was compiled for (80 on a GPU of
+/// 8.6 or of 9.0 in a build for 8.0 alone); 0: this build has no code for the device.
+int DeviceCode();
+
+/// The capabilities of this build, for messages: "8.0, 9.0a".
+const char* BuiltCodes();
+
+}  // namespace marlin::cuda
