@@ -5,6 +5,7 @@
     extern __shared__ float memory[];            a pointer to the block's dynamic shared memory
     __shared__ float sums[4];                    a reference into the block's shared memory
     Kernel<T><<<grid, threads>>>(arguments);     ::cuda_emulation::OnGrid(Kernel<T>, ...)(arguments);
+    reinterpret_cast<const void*>(&Kernel<T>)    ::cuda_emulation::Untyped(&Kernel<T>)
 
 An instruction that ptx.h does not emulate becomes ptx::Unknown, a finding where it runs.
 
@@ -22,6 +23,7 @@ STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
 OPERAND = re.compile(r'"[=+]?[a-z]"\s*\(')
 TARGS = r"<[^;{}]*?>"
 LAUNCH = re.compile(rf"([A-Za-z_][\w:]*(?:{TARGS})?)<<<(.*?)>>>\s*\(", re.DOTALL)
+UNTYPED = re.compile(r"reinterpret_cast<const void\*>\((?=\s*&)")
 ALIGNMENT = r"(?:__align__|alignas)\((\d+)\)"
 DYNAMIC_SHARED = re.compile(rf"extern\s+__shared__\s+(?:{ALIGNMENT}\s+)?([\w:]+)\s+(\w+)\[\];")
 STATIC_SHARED = re.compile(
@@ -126,6 +128,7 @@ def translate(text: str, known: set[str]) -> str:
     text = DYNAMIC_SHARED.sub(
         r"\2* const \3 = static_cast<\2*>(::cuda_emulation::DynamicShared());", text)
     text = STATIC_SHARED.sub(translate_shared, text)
+    text = UNTYPED.sub("::cuda_emulation::Untyped(", text)
     return LAUNCH.sub(lambda m: keep_lines(m[0], f"::cuda_emulation::OnGrid({m[1]}, {m[2]})("), text)
 
 

@@ -26,6 +26,14 @@ cudaError_t PrepareSharedKernels(Kernels...) {
   return cudaSuccess;
 }
 
+inline cudaError_t Launch(const void* function, const LaunchSize& size, void** parameters,
+                          cudaStream_t) {
+  cuda_emulation::Findings() += cuda_emulation::EmulateUntyped(
+      function, {size.grid, dim3(static_cast<unsigned>(size.threads)), size.shared_bytes},
+      parameters);
+  return cudaSuccess;
+}
+
 template <typename... Parameters>
 cudaError_t LaunchInChain(void (*kernel)(Parameters...), dim3 grid, int threads, int shared_bytes,
                           cudaStream_t, std::type_identity_t<Parameters>... parameters) {
