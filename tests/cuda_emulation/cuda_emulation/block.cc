@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 namespace cuda_emulation {
@@ -17,6 +18,9 @@ constexpr uint32_t kWindow = 1024;
 constexpr int kPoison = 0xff;
 /// What lies in shared memory where an mbarrier is.
 constexpr uint64_t kBarrierBits = 0xb0a7b0a7b0a7b0a7u;
+
+/// Where the order is random: of warps and blocks, in threads that run until they give way.
+constexpr unsigned kLengthOfTurns = 300;
 
 Block* running = nullptr;
 const std::function<void()>* kernel_thread = nullptr;
@@ -54,7 +58,11 @@ Block::Block(const Shape& shape, uint3 index, metal_sim::FiberStacks* stacks, Ra
   std::memset(memory_.data(), kPoison, memory_.size());
   shared_ = memory_.data() +
             (kSharedAlignment - reinterpret_cast<uintptr_t>(memory_.data()) % kSharedAlignment);
-  collectives_.resize(static_cast<size_t>(thread_count_ + 31) / 32);
+  const auto warps = static_cast<size_t>(thread_count_ + 31) / 32;
+  collectives_.resize(warps);
+  ready_.resize(warps);
+  order_.resize(warps);
+  std::iota(order_.begin(), order_.end(), size_t{0});
   threads_ = std::make_unique<Thread[]>(static_cast<size_t>(thread_count_));
   for (int i = 0; i < thread_count_; ++i) {
     Thread& thread = threads_[static_cast<size_t>(i)];
@@ -63,16 +71,21 @@ Block::Block(const Shape& shape, uint3 index, metal_sim::FiberStacks* stacks, Ra
     thread.index = {number % shape.block.x, number / shape.block.x % shape.block.y,
                     number / (shape.block.x * shape.block.y)};
     thread.fiber.Start(stacks->Bottom(number), stacks->usable_bytes(), [] { (*kernel_thread)(); });
-    ready_.push_back(&thread);
+    MakeReady(&thread);
   }
 }
 
 Thread* Block::TakeReady() {
-  if (random_ != nullptr) {
-    std::swap(ready_.front(), ready_[(*random_)() % ready_.size()]);
+  if (random_ != nullptr && (*random_)() % kLengthOfTurns == 0) {
+    std::shuffle(order_.begin(), order_.end(), *random_);
   }
-  Thread* const thread = ready_.front();
-  ready_.pop_front();
+  const size_t warp = *std::find_if(order_.begin(), order_.end(),
+                                    [this](size_t one) { return !ready_[one].empty(); });
+  std::deque<Thread*>& of_warp = ready_[warp];
+  if (random_ != nullptr) std::swap(of_warp.front(), of_warp[(*random_)() % of_warp.size()]);
+  Thread* const thread = of_warp.front();
+  of_warp.pop_front();
+  --ready_count_;
   return thread;
 }
 
@@ -80,12 +93,12 @@ Block::Outcome Block::Run() {
   running = this;
   blockIdx = index_;
   for (;;) {
-    if (ready_.empty()) {
+    if (random_ != nullptr && (*random_)() % kLengthOfTurns == 0) return Outcome::kPaused;
+    if (ready_count_ == 0) {
       if (ended_ == thread_count_) return Outcome::kEnded;
       if (Deliver()) continue;
-      ready_.assign(polling_.begin(), polling_.end());
-      polling_.clear();
-      if (!ready_.empty()) return Outcome::kPolls;
+      for (Thread* thread : std::exchange(polling_, {})) MakeReady(thread);
+      if (ready_count_ > 0) return Outcome::kPaused;
       finding_ = "all threads wait: " + DescribeWaits();
       return Outcome::kFailed;
     }
@@ -118,9 +131,14 @@ void Block::GiveWay(const char* instruction, const char* of, uint32_t operand) {
   current_->fiber.GiveWay();
 }
 
+void Block::MakeReady(Thread* thread) {
+  ready_[static_cast<size_t>(thread->number) / 32].push_back(thread);
+  ++ready_count_;
+}
+
 void Block::Release(Thread* thread) {
   ++progress_;
-  ready_.push_back(thread);
+  MakeReady(thread);
 }
 
 std::string Block::DescribeWaits() const {

@@ -48,11 +48,13 @@ class Block {
  public:
   using Random = std::minstd_rand;
 
-  /// `random` null: threads go on in their order.
+  /// `random` null: of the warps that can go on, the first does. Else they take turns of random
+  /// lengths, so that some get far ahead of others.
   Block(const Shape& shape, uint3 index, metal_sim::FiberStacks* stacks, Random* random);
 
-  enum class Outcome : uint8_t { kEnded, kPolls, kFailed };
-  /// Runs until all threads have ended, or those that can run have polled.
+  enum class Outcome : uint8_t { kEnded, kPaused, kFailed };
+  /// Runs until all threads have ended, or it is another block's turn: threads that can run have
+  /// polled, or, where the order is random, at any time.
   Outcome Run();
 
   const std::string& finding() const { return finding_; }
@@ -108,6 +110,7 @@ class Block {
     std::vector<Arrival> on_the_way;
   };
 
+  void MakeReady(Thread* thread);
   void Release(Thread* thread);
   void GiveWay(const char* instruction, const char* of, uint32_t operand);
   bool Deliver();
@@ -125,7 +128,9 @@ class Block {
   int ended_ = 0;
   int64_t progress_ = 0;
   Thread* current_ = nullptr;
-  std::deque<Thread*> ready_;
+  std::vector<std::deque<Thread*>> ready_;  ///< By warp.
+  std::vector<size_t> order_;               ///< Of warps.
+  int ready_count_ = 0;
   std::vector<Thread*> polling_;
   std::string finding_;
 

@@ -14,6 +14,8 @@ namespace {
 
 /// In this many turns of polls alone, something would have come.
 constexpr int kMostIdleTurns = 10000;
+/// Blocks that run at the same time where the order is random. More of them do where they poll.
+constexpr size_t kMostInterleaved = 4;
 /// Stacks that stay mapped.
 constexpr size_t kMostSpares = 4;
 
@@ -42,7 +44,8 @@ class Launch {
   std::string Run() {
     int idle_turns = 0;
     while (!live_.empty() || !order_.empty()) {
-      const bool starts = !order_.empty();
+      const size_t most_live = shape_.seed == 0 ? 1 : kMostInterleaved;
+      const bool starts = !order_.empty() && (live_.size() < most_live || idle_turns > 0);
       if (starts) Start();
       const int64_t before = progress_;
       for (size_t i = 0; i < live_.size();) {
