@@ -1,4 +1,4 @@
-// What the MMA kernel does with sums, on the host: the epilogue of the library's formula on exact
+// Sums of the MMA kernel on the host, after the epilogue: the formula of the library on exact
 // sums, in every form, and the same bits at every width.
 #include <gtest/gtest.h>
 

@@ -68,7 +68,8 @@ TEST(CudaKernels, SayWhyTheyDecline) {
   EXPECT_FALSE(NeedsStaging(desc));
   GemmDesc sparse = desc;
   sparse.weights.sparse = true;
-  EXPECT_EQ(supported(sparse), "gemv_sparse_mma gemm_sparse_wgmma gemm_sparse_mma gemm_cuda_exact ");
+  EXPECT_EQ(supported(sparse),
+            "gemv_sparse_mma gemm_sparse_wgmma gemm_sparse_mma gemm_cuda_exact ");
   sparse.m = 17;
   EXPECT_EQ(supported(sparse), "gemm_sparse_wgmma gemm_sparse_mma gemm_cuda_exact ");
   sparse.m = 1;
@@ -117,8 +118,8 @@ TEST(CudaKernels, EstimateSparseTiles) {
   }
 }
 
-// Hopper chooses among its own kernels as if there were no others; elsewhere the MMA kernel is chosen
-// from 17 rows on, and where the GEMV kernel declines.
+// Hopper chooses among its own kernels as if there were no others; elsewhere the MMA kernel is
+// chosen from 17 rows on, and where the GEMV kernel declines.
 TEST(CudaKernels, ChooseMmaWithoutWgmma) {
   const auto fastest = [](const GemmDesc& desc, bool has_wgmma) {
     DeviceProperties properties = {.level = Isa::kCuda};

@@ -23,10 +23,9 @@ void ExpectStripsCovered(const MmaPlan& plan, int n) {
   std::vector<int> covered(strips, 0);
   for (int block = 0; block < args.blocks; ++block) {
     for (int warp = 0; warp < plan.warps; ++warp) {
-      const auto strip =
-          static_cast<size_t>(MmaStripOf(args.half_strips, plan.warps, block, warp));
+      const auto strip = static_cast<size_t>(MmaStripOf(args.half_strips, plan.warps, block, warp));
       const bool is_gate = args.half_strips != 0 && warp < plan.warps / 2;
-      // Gates behind the last one are ups: their sums are not stored.
+      // Gates after the last one are ups: their sums are not stored.
       if (is_gate && strip >= static_cast<size_t>(args.half_strips)) continue;
       if (strip < strips) ++covered[strip];
     }

@@ -20,7 +20,7 @@ double ProductsOf(const DeviceShape& device) {
 
 /// Bytes of device memory per cycle of a multiprocessor.
 double MemoryBytesOf(const DeviceShape& device) {
-  constexpr double kReached = 0.85;  ///< Of the peak.
+  constexpr double kReached = 0.85;  ///< Part of the peak that kernels reach.
   const DeviceRates known;           // An H200's.
   const DeviceRates& rates = device.rates;
   const bool is_known = rates.gigabytes > 0 && rates.megahertz > 0;
@@ -55,13 +55,22 @@ int BlocksOf(const TileProblem& problem, int warps) {
 }  // namespace
 
 MmaFit FitMma(const DeviceShape& device, int tile_bytes, int tokens, int warps, int resident) {
-  constexpr int kReserved = 1024;  ///< Of every CTA, by the system.
+  constexpr int kReserved = 1024;  ///< By the system, for every CTA.
   if (resident > MostResident(tokens, warps)) return {};
   const int budget = (device.shared_bytes + kReserved) / resident - kReserved;
   const int stages =
       std::min(budget / MmaStages{1, warps, tile_bytes}.Bytes(tokens), kMostMmaStages);
   if (stages < 2 || MmaExchangeBytes(warps) > budget) return {};
   return {warps, stages, resident};
+}
+
+MmaFit FitMma(const DeviceShape& device, int tile_bytes, int tokens, int warps) {
+  constexpr int kEnough = 3;  ///< Stages that are worth more than another CTA.
+  for (int resident = MostResident(tokens, warps); resident > 1; --resident) {
+    const MmaFit fit = FitMma(device, tile_bytes, tokens, warps, resident);
+    if (fit.stages >= kEnough) return fit;
+  }
+  return FitMma(device, tile_bytes, tokens, warps, 1);
 }
 
 double MmaStepCycles(const TileProblem& problem, const DeviceShape& device, const MmaFit& fit,
@@ -74,8 +83,7 @@ double MmaStepCycles(const TileProblem& problem, const DeviceShape& device, cons
   const double decode = fragments / 4 * (problem.pair_table ? 44 : 24);
   const double read = fit.warps * activations / kSharedBytes;
   // The bytes in flight over their latency.
-  const double flight =
-      fit.resident * (fit.stages - 1) * (weights + activations) / kMemoryLatency;
+  const double flight = fit.resident * (fit.stages - 1) * (weights + activations) / kMemoryLatency;
   const double l2 = (weights + activations) / std::min(kL2Bytes, flight);
   // Decoding and MMAs of different warps overlap, but not all of them.
   constexpr double kNotHidden = 0.2;
@@ -113,10 +121,9 @@ double CyclesOf(const TileProblem& problem, const DeviceShape& device, const Mma
   const double outputs = double{1} * shape.tokens * fit.warps * kStripOutputs;
   // Where all CTAs run at once, those that share a multiprocessor share its rates.
   const double item = kLaunch / std::min(of_sm, fit.resident) + outputs * 0.1;
-  const double work =
-      of_sm * (tiles * MmaStepCycles(problem, device, fit, shape.tokens) + item);
-  const double bytes = double{1} * Ceil(problem.n, kStripOutputs) * Ceil(problem.k, kTileK) *
-                       problem.tile_bytes;
+  const double work = of_sm * (tiles * MmaStepCycles(problem, device, fit, shape.tokens) + item);
+  const double bytes =
+      double{1} * Ceil(problem.n, kStripOutputs) * Ceil(problem.k, kTileK) * problem.tile_bytes;
   const double memory = bytes / (MemoryBytesOf(device) * device.multiprocessors);
   double cycles = std::max(work, memory + kLaunch);
   if (shape.splits > 1) {
@@ -178,8 +185,9 @@ MmaPlan PlanMmaAs(const TileProblem& problem, const DeviceShape& device, const M
   args.k = problem.k;
   args.stages = fit.stages;
   plan.items = static_cast<int>(ItemsOf(problem, plan.tokens, fit.warps));
-  plan.shared_bytes = std::max(MmaStages{fit.stages, fit.warps, problem.tile_bytes}.Bytes(plan.tokens),
-                               MmaExchangeBytes(fit.warps));
+  plan.shared_bytes =
+      std::max(MmaStages{fit.stages, fit.warps, problem.tile_bytes}.Bytes(plan.tokens),
+               MmaExchangeBytes(fit.warps));
   return plan;
 }
 
@@ -208,7 +216,7 @@ MmaShape ChooseShape(const TileProblem& problem, const DeviceShape& device) {
   return best;
 }
 
-/// Far beyond any other kernel's estimate but that of the exact ones.
+/// Far beyond any other kernel's estimate but the exact ones'.
 constexpr double kNever = 1e11;
 
 double ProblemMicroseconds(const GemmDesc& desc, const DeviceShape& device) {

@@ -11,11 +11,13 @@ namespace marlin::cuda {
 /// How CTAs of one width fill a multiprocessor.
 struct MmaFit {
   int warps = 4;
-  int stages = 0;    ///< Of the pipeline; 0: they do not fit.
+  int stages = 0;    ///< Pipeline stages; 0: they do not fit.
   int resident = 0;  ///< CTAs that run at once.
 };
 /// CTAs of `tokens` tokens and `warps` n-tiles, with as many stages as are useful and fit.
 MmaFit FitMma(const DeviceShape& device, int tile_bytes, int tokens, int warps, int resident);
+/// The same with as many of them as leave enough stages.
+MmaFit FitMma(const DeviceShape& device, int tile_bytes, int tokens, int warps);
 
 /// Cycles of a multiprocessor for one k-iteration of one of the CTAs that run on it.
 double MmaStepCycles(const TileProblem& problem, const DeviceShape& device, const MmaFit& fit,
