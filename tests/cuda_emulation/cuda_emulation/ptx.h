@@ -1,6 +1,6 @@
-// The PTX instructions that kernels have in `asm` statements. translate_device_code.py calls them by
-// their names with the text of the instruction and the statement's operands: a new instruction needs
-// a function here.
+// The PTX instructions that kernels have in `asm` statements. translate_device_code.py calls them
+// by their names with the text of the instruction and the statement's operands: a new instruction
+// needs a function here.
 #pragma once
 
 #include <bit>
@@ -32,8 +32,8 @@ void Set(T& to, uint32_t bits) {
   else to = static_cast<T>(bits);
 }
 
-/// Operand `place` of an instruction whose operands are numbers in its text or registers; 0 where it
-/// has fewer.
+/// Operand `place` of an instruction whose operands are numbers in its text or registers; 0 where
+/// it has fewer.
 template <typename... Registers>
 int OperandAt(const char* text, int place, Registers... registers) {
   const int values[] = {0, static_cast<int>(registers)...};

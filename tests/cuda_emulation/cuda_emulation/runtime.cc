@@ -4,6 +4,7 @@
 #include <cstring>
 #include <memory>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "cuda_emulation/block.h"
@@ -106,7 +107,7 @@ class Launch {
 
   const Shape& shape_;
   Block::Random random_;
-  std::vector<unsigned> order_;  ///< Of the blocks that have not started, the last first.
+  std::vector<unsigned> order_;  ///< The blocks that have not started, the last first.
   std::vector<LiveBlock> live_;
   int64_t progress_ = 0;
 };
@@ -120,7 +121,7 @@ std::string Run(const Shape& shape, const std::function<void()>& thread) {
   return Launch(shape).Run();
 }
 
-void Fail(const std::string& finding) { RunningBlock().Fail(finding); }
+void Fail(std::string finding) { RunningBlock().Fail(std::move(finding)); }
 int Lane() { return RunningBlock().current().number % 32; }
 
 void* DynamicShared() { return RunningBlock().dynamic_shared(); }

@@ -11,7 +11,7 @@
 
 namespace cuda_emulation {
 
-/// a b + c, exact but for bits far below those of fp32: to be rounded to 16 bits. The lowest bit is
+/// a b + c, exact except for bits far below fp32's: to be rounded to 16 bits. The lowest bit is
 /// set where any is lost (round to odd), so that a second rounding is right.
 inline double ExactFma(float a, float b, float c) {
   const double product = static_cast<double>(a) * static_cast<double>(b);
