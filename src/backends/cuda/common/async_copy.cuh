@@ -101,14 +101,12 @@ MARLIN_DEVICE void CopyAsync16(uint32_t to, const void* from, int bytes) {
 MARLIN_DEVICE void CopyAsync16(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
-/// Copies a multiple of 16 bytes by cp.async of all lanes of a warp; `kLeast`: known to be copied.
+/// Copies a multiple of 16 bytes by cp.async of all lanes of a warp; at least `kLeast` bytes.
 template <int kLeast = 0>
-MARLIN_DEVICE void CopyByLanes(uint32_t to, const void* from, int bytes) {
+MARLIN_DEVICE void CopyByLanes(uint32_t to, const void* from, int bytes, int lane) {
   constexpr int kAtOnce = 32 * 16;
   constexpr int kWhole = kLeast / kAtOnce * kAtOnce;
-  int mine;
-  asm("mov.u32 %0, %%laneid;" : "=r"(mine));
-  mine *= 16;
+  const int mine = lane * 16;
   const uint8_t* const of_lane = static_cast<const uint8_t*>(from) + mine;
 #pragma unroll
   for (int i = 0; i < kWhole; i += kAtOnce) CopyAsync16(to + mine + i, of_lane + i);
@@ -161,7 +159,9 @@ MARLIN_DEVICE void CopyByWarp(uint32_t to, const void* from, int bytes, uint32_t
       CopyBulk(to, from, bytes, barrier);
     }
   } else {
-    CopyByLanes(to, from, bytes);
+    int lane;
+    asm("mov.u32 %0, %%laneid;" : "=r"(lane));
+    CopyByLanes(to, from, bytes, lane);
     ArriveWithCopies(barrier);
   }
 }

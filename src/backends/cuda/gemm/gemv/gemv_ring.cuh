@@ -25,12 +25,13 @@ struct TileStream {
   int tiles_of_unit;
   int left_in_unit;  ///< 0: no tile of any unit is left.
   int last_unit;
+  int lane;
 
   /// Called by all lanes; with TMA, the one with `copies` issues the copy.
   MARLIN_DEVICE void Copy(uint32_t slot, uint32_t barrier, bool copies) {
     const int bytes = kStrips * view.tile_bytes;
     if constexpr (!kHasTma) {
-      CopyByLanes<kStrips * kCodeBytes>(slot, next, bytes);
+      CopyByLanes<kStrips * kCodeBytes>(slot, next, bytes, lane);
     } else if (copies) {
       ArriveExpecting(barrier, bytes);
       CopyBulk(slot, next, bytes, barrier);
@@ -103,6 +104,7 @@ struct GemvBlock {
     stream.tiles_of_unit = my_tiles;
     stream.left_in_unit = my_units > 0 ? my_tiles : 0;
     stream.last_unit = stream.unit + ((my_units - 1) << args.lanes_log2);
+    stream.lane = lane;
     return stream;
   }
 };
