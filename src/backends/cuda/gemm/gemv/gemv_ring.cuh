@@ -150,44 +150,37 @@ struct BulkRing {
 
 /// The same without TMA: one to kMaxStages stages, each a group of this thread's copies.
 struct GroupRing : RingStage {
-  uint32_t first;
+  uint32_t end;
   int slot_bytes;
   int stages;
-  int stage = 0;
 
   template <int kStrips>
   MARLIN_DEVICE GroupRing(const GemvBlock<kStrips>& block, int ring_stages)
       : RingStage{block.ring},
-        first(block.ring),
+        end(block.ring + ring_stages * block.slot_bytes),
         slot_bytes(block.slot_bytes),
         stages(ring_stages) {}
 
   /// Every stage but this one has a later group.
   MARLIN_DEVICE void Await() const {
-    switch (stages) {
-      case 1:
-        WaitForCopies<0>();
-        break;
-      case 2:
-        WaitForCopies<1>();
-        break;
-      case 3:
-        WaitForCopies<2>();
-        break;
-      default:
-        WaitForCopies<kMaxStages - 1>();
+    if (stages == kMaxStages) {
+      WaitForCopies<kMaxStages - 1>();
+    } else if (stages == 3) {
+      WaitForCopies<2>();
+    } else if (stages == 2) {
+      WaitForCopies<1>();
+    } else {
+      WaitForCopies<0>();
     }
     __syncwarp();  // The other lanes' copies.
   }
 
   MARLIN_DEVICE void Advance() {
     address += slot_bytes;
-    if (++stage < stages) return;
-    stage = 0;
-    address = first;
+    if (address == end) address -= stages * slot_bytes;
   }
 
-  MARLIN_DEVICE void Pin() { asm volatile("" : "+r"(address), "+r"(stage)); }
+  MARLIN_DEVICE void Pin() { asm volatile("" : "+r"(address)); }
 };
 static_assert(kMaxStages == 4, "GroupRing::Await");
 
