@@ -113,6 +113,12 @@ MARLIN_DEVICE void CopyByLanes(uint32_t to, const void* from, int bytes, int lan
 #pragma unroll 1
   for (int i = kWhole; i + mine < bytes; i += kAtOnce) CopyAsync16(to + mine + i, of_lane + i);
 }
+template <int kLeast = 0>
+MARLIN_DEVICE void CopyByLanes(uint32_t to, const void* from, int bytes) {
+  int lane;
+  asm("mov.u32 %0, %%laneid;" : "=r"(lane));
+  CopyByLanes<kLeast>(to, from, bytes, lane);
+}
 
 /// Ends a group of this thread's cp.async copies.
 MARLIN_DEVICE void CommitCopies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -159,16 +165,14 @@ MARLIN_DEVICE void CopyByWarp(uint32_t to, const void* from, int bytes, uint32_t
       CopyBulk(to, from, bytes, barrier);
     }
   } else {
-    int lane;
-    asm("mov.u32 %0, %%laneid;" : "=r"(lane));
-    CopyByLanes(to, from, bytes, lane);
+    CopyByLanes(to, from, bytes);
     ArriveWithCopies(barrier);
   }
 }
 /// CopyBulk, multicast to the CTAs of the cluster whose bits are set, at the same address in each.
 MARLIN_DEVICE void CopyBulkToCluster(uint32_t to, const void* from, int bytes, uint32_t barrier,
                                      uint32_t blocks) {
-  if constexpr (kHasTma) {
+  if constexpr (kHasMulticast) {
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
         "[%0], [%1], %2, [%3], %4;" ::"r"(to),

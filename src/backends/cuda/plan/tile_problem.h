@@ -28,6 +28,7 @@ struct DeviceShape {
   const DeviceCosts* costs = &kH200Costs;
 
   bool has_tma() const { return code >= 90; }
+  bool has_multicast() const { return has_wgmma; }
 };
 
 /// A GEMM on weight tiles.

@@ -139,7 +139,7 @@ int64_t SplitWorkspaceBytes(const GemvPlan& plan) {
 std::optional<GemvPlan> PlanGemvAs(const TileProblem& problem, const DeviceShape& device,
                                    const GemvShape& shape) {
   if (shape.stages > MostStages(device)) return std::nullopt;
-  if (!device.has_tma() && shape.multicast > 1) return std::nullopt;
+  if (!device.has_multicast() && shape.multicast > 1) return std::nullopt;
   GemvPlan plan;
   GemvArguments& args = plan.arguments;
   args.m = problem.m;
@@ -188,8 +188,8 @@ void ShareAmongBlocks(const TileProblem& problem, const DeviceShape& device, Gem
   // Multicast pays from here on, but not where it reduces the CTAs that run at once.
   const bool many_blocks = int64_t{strips} * splits * 2 >= device.multiprocessors;
   const int64_t least_shared = many_blocks && problem.m > 1 ? 24 * 1024 : 56 * 1024;
-  const bool share = problem.k % 8 == 0 && strips > 1 && splits <= kMaxSplits &&
-                     int64_t{problem.m} * problem.k * 2 >= least_shared;
+  const bool share = device.has_multicast() && problem.k % 8 == 0 && strips > 1 &&
+                     splits <= kMaxSplits && int64_t{problem.m} * problem.k * 2 >= least_shared;
   const bool pairs_of_clusters =
       splits * 2 <= kMaxSplits && strips <= device.clusters[splits * 2 - 1] * 2;
   // Two splits with few n-tiles give up their cluster for it.
