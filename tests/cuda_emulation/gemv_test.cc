@@ -121,8 +121,8 @@ TEST(GemvKernel, MultipliesSparseTiles) {
   ExpectExact<CodeKind::kInt4, true>({{.k = 256, .n = 64, .group_size = 16}, 9, false});
 }
 
-/// Rings of every depth, with more and with fewer tiles than stages, alone and with splits that
-/// meet in memory.
+/// Rings of every depth, with more and with fewer tiles than stages, with and without split-K
+/// through global memory.
 TEST(GemvKernel, FillsRingsOfEveryDepth) {
   for (int stages = 1; stages <= (kHasTma ? kMaxBulkStages : kMaxStages); ++stages) {
     for (const int splits : {1, 3}) {

@@ -286,8 +286,8 @@ std::optional<GemvPlan> DeepestPlan(const TileProblem& problem, const DeviceShap
   return std::nullopt;
 }
 
-/// Without TMA: the plan with the most warps that have two stages. Those of half of the warps are
-/// worth more than one stage of all.
+/// Without TMA: the plan with the most warps that have two stages. Two stages for half of the warps
+/// are worth more than one for all.
 std::optional<GemvPlan> PlanByLanes(const TileProblem& problem, const DeviceShape& device,
                                     int splits, int most_warps, int unit_strips) {
   std::optional<GemvPlan> shallow;
