@@ -1,5 +1,5 @@
-// Asynchronous primitives: mbarriers and cp.async of every capability, and those of 9.0 and later:
-// TMA bulk and tensor copies, cluster barriers and DSMEM stores, programmatic dependent launch.
+// Asynchronous primitives: mbarriers and cp.async for every capability, and from 9.0 on TMA bulk
+// and tensor copies, cluster barriers and DSMEM stores, programmatic dependent launch.
 //
 // Code of an earlier capability has neither clusters nor bulk copies: their functions trap there,
 // and the host's plans (DeviceShape) never ask for them. Fences and waits that belong to them do
