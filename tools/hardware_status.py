@@ -45,6 +45,7 @@ SOURCES = {
         (r"marlin_gemv(_sparse)?_mma", "gemv_kernel.cuh", "GemvKernel("),
         (r"marlin_gemm(_sparse)?_wgmma", "wgmma_kernel.cuh", "WgmmaKernel("),
         (r"marlin_gemm_fp8_wgmma", "fp8_kernel.cuh", "Fp8Kernel("),
+        (r"marlin_gemm_fp8_mma", "fp8_quantize.cu", "RoundRowsKernel("),
         (r"marlin_gemm_cuda_exact", "exact_kernel.cuh", "ExactGemmKernel("),
         (r"marlin_gemm_fp4(_single_stage|_striped)?", "staged_gemm.cu",
          "marlin_gemm_fp4"),

@@ -9,7 +9,7 @@
 #include "backends/cuda/common/cuda_gemm.h"
 #include "backends/cuda/decoder/cuda_decoder.h"
 #include "backends/cuda/gemm/cublas/cublas_launch.h"
-#include "backends/cuda/gemm/wgmma/wgmma_launch.h"
+#include "backends/cuda/gemm/gemv/gemv_launch.h"
 #include "backends/cuda/libraries/cublas_library.h"
 #include "backends/cuda/moe/experts/cuda_experts.h"
 #include "backends/cuda/plan/kernel_instances.h"
@@ -87,7 +87,8 @@ class CudaBackend final : public Backend {
     shape_.has_wgmma = IsHopperBuilt() && properties.major == 9 && shape_.code == 90;
     if (!shape_.has_tma()) return;
     for (int blocks = 1; blocks <= kMaxSplits; ++blocks) {
-      if (const int found = CountClusters(blocks); found > 0) shape_.clusters[blocks - 1] = found;
+      const int found = CountClusters(blocks, shape_);
+      shape_.clusters[blocks - 1] = found > 0 ? found : shape_.multiprocessors / blocks;
     }
   }
 

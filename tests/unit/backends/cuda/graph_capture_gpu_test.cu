@@ -48,7 +48,7 @@ class GraphCapture : public GpuTest<::testing::TestWithParam<Problem>> {
     captured_ = Make(OutBytes());
     options_.kernel = problem.kernel;
     options_.gated = problem.gated;
-    if (options_.kernel == "marlin_gemm_fp8_wgmma") options_.accuracy = Accuracy::kW4A8;
+    if (options_.kernel.starts_with("marlin_gemm_fp8")) options_.accuracy = Accuracy::kW4A8;
     options_.allow_bf16_activations = true;
     options_.stream = stream_.get();
     const Result<GemmPlan> plan = PlanGemm(device(), A(), weights_, Out(direct_), options_);
@@ -139,6 +139,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Problem{"many_rows_staged", "marlin_gemm_wgmma", 200, DType::kF32, false},
                       Problem{"quantized", "marlin_gemm_fp8_wgmma", 70, DType::kF32, false},
                       Problem{"quantized_gated", "marlin_gemm_fp8_wgmma", 40, DType::kBf16, true},
+                      Problem{"quantized_mma", "marlin_gemm_fp8_mma", 70, DType::kF32, false},
+                      Problem{"quantized_mma_gated", "marlin_gemm_fp8_mma", 3, DType::kBf16, true},
                       Problem{"exact", "marlin_gemm_cuda_exact", 5, DType::kF32, false}),
     [](const auto& test) { return std::string(test.param.name); });
 
