@@ -157,7 +157,7 @@ TEST(ExpertWgmmaPlan, PartsFitSharedMemory) {
                 plan->arguments.exchange_offset);
       EXPECT_LE(plan->arguments.exchange_offset + (gated ? kGatedExchangeBytes : 0),
                 plan->arguments.schedule_offset);
-      EXPECT_LE(plan->arguments.schedule_offset + WgmmaScheduleBytes(experts, problem.sides),
+      EXPECT_LE(plan->arguments.schedule_offset + TileScheduleBytes(experts, problem.sides),
                 plan->shared_bytes);
       EXPECT_EQ(plan->arguments.schedule_offset % 4, 0);
       EXPECT_EQ(plan->arguments.exchange_offset % 16, 0);

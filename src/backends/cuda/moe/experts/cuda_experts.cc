@@ -257,7 +257,7 @@ Status CudaExperts::RunGemv(const Pass& pass, const ExpertLaunch& launch, const 
   args.out_stride = operands.out_stride;
   void* parameters[] = {&args};
   const LaunchSize size = {dim3(static_cast<unsigned>(context_.shape.multiprocessors)),
-                           kExpertThreads, launch.gemv.shared_bytes, true};
+                           32 * args.warps, launch.gemv.shared_bytes, true};
   return Check(Launch(launch.function, size, parameters, pass.stream), "moe_expert_gemm");
 }
 

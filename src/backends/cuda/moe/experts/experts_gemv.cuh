@@ -28,6 +28,11 @@
 
 namespace marlin::cuda {
 
+/// Warps of a CTA: all of them on Hopper, which is known to the compiler there.
+MARLIN_DEVICE int WarpCount(const ExpertGemvArguments& args) {
+  return kHasWgmma ? kExpertWarps : args.warps;
+}
+
 /// A run of items of one expert and one tile of its rows. Its strips are the n-tiles of all sides,
 /// one side after another.
 struct ExpertRun {
@@ -56,8 +61,8 @@ class ExpertSchedule {
 
   /// Called by all threads; __syncthreads() has to follow.
   MARLIN_DEVICE void Count() {
-    CountItems<kExpertThreads>(
-        active_.count, [&](int i) { return ItemsOf(i); }, first_);
+    CountItems(
+        32 * WarpCount(args_), active_.count, [&](int i) { return ItemsOf(i); }, first_);
   }
 
   /// This CTA's items: [First(block), First(block + 1)).
@@ -150,15 +155,17 @@ struct ExpertStream {
     }
   }
 
-  /// Called by all lanes; the one with `copies` issues the copy.
+  /// Called by all lanes; with TMA the one with `copies` issues the copy.
   MARLIN_DEVICE void Copy(uint32_t slot, uint32_t barrier, bool copies) {
-    if (copies) {
+    if constexpr (!kHasTma) {
+      CopyByWarp(slot, next, args.weights.tile_bytes, barrier);
+    } else if (copies) {
       ArriveExpecting(barrier, args.weights.tile_bytes);
       CopyBulk(slot, next, args.weights.tile_bytes, barrier);
     }
     next += (args.weights.tile_bytes * kStripsOfBlock) << args.share_log2;
     if (--left_in_strip > 0) return;
-    strip += kExpertWarps >> args.share_log2;
+    strip += WarpCount(args) >> args.share_log2;
     if (strip < run.end_strip) {
       BeginStrip();
     } else {
@@ -182,7 +189,8 @@ template <typename T>
 MARLIN_DEVICE void LoadRunRows(const ExpertGemvArguments& args, const int* token,
                                const ExpertRun& run, uint8_t* shared) {
   const int chunks = args.weights.tiles_of_strip * (kTileK / 8);
-  for (int i = static_cast<int>(threadIdx.x); i < run.rows * chunks; i += kExpertThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < run.rows * chunks;
+       i += 32 * WarpCount(args)) {
     const int row = i / chunks;
     const int chunk = i - row * chunks;
     *reinterpret_cast<uint4*>(shared + args.rows_offset + row * args.row_bytes + chunk * 16) =
@@ -273,12 +281,12 @@ __global__ void __launch_bounds__(kExpertThreads, 1)
   const int warp = static_cast<int>(threadIdx.x) >> 5;
   const int unit_lane = warp >> args.share_log2;
   const int sharer = warp & ((1 << args.share_log2) - 1);
-  const int lanes = kExpertWarps >> args.share_log2;
+  const int lanes = WarpCount(args) >> args.share_log2;
   const int slot_bytes = args.weights.tile_bytes;
   const uint32_t ring = base + warp * args.stages * slot_bytes;
   const uint32_t barriers = base + args.barriers_offset + warp * args.stages * 8;
   if (lane == 0) {
-    for (int s = 0; s < args.stages; ++s) InitBarrier(barriers + 8 * s, 1);
+    for (int s = 0; s < args.stages; ++s) InitBarrier(barriers + 8 * s, kCopyArrivals);
     FenceBarrierInit();
   }
   if constexpr (kKind == CodeKind::kTable4) {

@@ -134,10 +134,13 @@ class Planner {
   int64_t matrix_weights_ = 0;
 };
 
-/// Whether there are launches, all of the GEMV kernel.
-bool AllGemv(const ExpertPhase& phase) {
-  const auto is_gemv = [](const ExpertLaunch& l) { return l.kernel == ExpertKernel::kGemv; };
-  return !phase.launches.empty() && std::ranges::all_of(phase.launches, is_gemv);
+/// Whether there are launches, all of the GEMV kernel with threads to sort so many selections.
+bool AllCanSort(const ExpertPhase& phase, int64_t selections) {
+  const auto can = [&](const ExpertLaunch& launch) {
+    return launch.kernel == ExpertKernel::kGemv &&
+           selections * kThreadsOfSelection <= 32 * launch.gemv.arguments.warps;
+  };
+  return !phase.launches.empty() && std::ranges::all_of(phase.launches, can);
 }
 
 Result<ExpertPhases> Planner::Plan() {
@@ -166,7 +169,9 @@ Result<ExpertPhases> Planner::Plan() {
                                    phases.score_column, problem_.x_type, &up));
   MARLIN_RETURN_IF_ERROR(PlanPhase(up, &phases.up));
   MARLIN_RETURN_IF_ERROR(PlanPhase(down, &phases.down));
-  phases.sorts_itself = MaySortThemselves() && AllGemv(phases.up) && AllGemv(phases.down);
+  const int64_t selections = problem_.tokens * problem_.top_k;
+  phases.sorts_itself = MaySortThemselves() && AllCanSort(phases.up, selections) &&
+                        AllCanSort(phases.down, selections);
   return phases;
 }
 

@@ -10,12 +10,12 @@ namespace {
 
 constexpr int kMaxExpertStages = 2;
 
-/// log2 of the warps that split k: the most that have three tiles each, because a unit's end takes
-/// as long as a tile, and of which at most a third idles on the last tiles.
-int ShareLog2For(int tiles) {
+/// log2 of the warps, of `warps`, that split k: the most that have three tiles each, because a
+/// unit's end takes as long as a tile, and of which at most a third idles on the last tiles.
+int ShareLog2For(int tiles, int warps) {
   constexpr int kLeastTiles = 3;
   int best = 0;
-  for (int log2 = 1; 1 << log2 <= kExpertWarps && tiles >> log2 >= kLeastTiles; ++log2) {
+  for (int log2 = 1; 1 << log2 <= warps && tiles >> log2 >= kLeastTiles; ++log2) {
     const int rounds = Ceil(tiles, 1 << log2);
     if (3 * rounds * (1 << log2) <= 4 * tiles) best = log2;
   }
@@ -51,24 +51,24 @@ int TileRowsFor(const ExpertTilesProblem& problem) {
   return RowsOfWidth(width);
 }
 
-}  // namespace
-
-std::optional<ExpertGemvPlan> PlanExpertGemv(const ExpertTilesProblem& problem,
-                                             const DeviceShape& device) {
+/// The plan with so many warps per CTA.
+std::optional<ExpertGemvPlan> PlanGemvOf(const ExpertTilesProblem& problem,
+                                         const DeviceShape& device, int warps) {
   ExpertGemvPlan plan;
   ExpertGemvArguments& args = plan.arguments;
   args.weights = problem.weights;
   args.sides = problem.sides;
-  args.share_log2 = ShareLog2For(problem.weights.tiles_of_strip);
+  args.warps = warps;
+  args.share_log2 = ShareLog2For(problem.weights.tiles_of_strip, warps);
   // 16 bytes of padding, so that the rows of a matrix are in different banks.
   const int64_t row_bytes = int64_t{problem.weights.tiles_of_strip} * kTileK * 2 + 16;
   if (row_bytes > device.shared_bytes) return std::nullopt;
   args.row_bytes = static_cast<int>(row_bytes);
   for (args.stages = kMaxExpertStages; args.stages > 0; --args.stages) {
     SharedLayout layout;
-    layout.Add(int64_t{kExpertWarps} * args.stages * problem.weights.tile_bytes);
-    args.barriers_offset = layout.Add(kExpertWarps * args.stages * kBarrierBytes);
-    args.sums_offset = layout.Add(int64_t{2} * kExpertWarps * kSumFloats * 4);
+    layout.Add(int64_t{warps} * args.stages * problem.weights.tile_bytes);
+    args.barriers_offset = layout.Add(int64_t{warps} * args.stages * kBarrierBytes);
+    args.sums_offset = layout.Add(int64_t{2} * warps * kSumFloats * 4);
     args.table_offset = layout.Add(problem.kind == CodeKind::kTable4 ? kPairTableBytes : 0);
     args.schedule_offset = layout.Add(ScheduleBytes(problem.experts, 1));
     args.own_sort_offset = layout.Add(problem.own_sort_bytes);
@@ -87,12 +87,43 @@ std::optional<ExpertGemvPlan> PlanExpertGemv(const ExpertTilesProblem& problem,
   return std::nullopt;
 }
 
+/// Warps per CTA of the GEMV kernel: the most whose rings leave room for eight rows, or else for
+/// the most rows, each of which reads the weights; 0: for not even one row. It is the same for any
+/// number of rows, because sums depend on it. On Hopper it is kExpertWarps, for which the kernel is
+/// compiled there.
+int GemvWarpsFor(const ExpertTilesProblem& problem, const DeviceShape& device) {
+  constexpr int kLeastWarps = 4;
+  if (device.has_wgmma) return kExpertWarps;
+  ExpertTilesProblem any = problem;
+  any.rows_per_expert = 1;
+  any.own_sort_bytes = OwnSortBytes(kMostOwnSelections);
+  int best = 0;
+  int most = 0;
+  for (int warps = kExpertWarps; warps >= kLeastWarps; warps /= 2) {
+    const auto plan = PlanGemvOf(any, device, warps);
+    if (!plan || plan->arguments.tile_rows <= most) continue;
+    most = plan->arguments.tile_rows;
+    best = warps;
+  }
+  return best;
+}
+
+}  // namespace
+
+std::optional<ExpertGemvPlan> PlanExpertGemv(const ExpertTilesProblem& problem,
+                                             const DeviceShape& device) {
+  const int warps = GemvWarpsFor(problem, device);
+  if (warps == 0) return std::nullopt;
+  return PlanGemvOf(problem, device, warps);
+}
+
 std::optional<ExpertWgmmaPlan> PlanExpertWgmma(const ExpertTilesProblem& problem, bool gated,
                                                const DeviceShape& device) {
-  if (problem.rows_per_expert < LeastRowsOfWgmma(problem) || problem.weights.tiles_of_strip == 0) {
+  if (!device.has_wgmma || problem.rows_per_expert < LeastRowsOfWgmma(problem) ||
+      problem.weights.tiles_of_strip == 0) {
     return std::nullopt;
   }
-  const int64_t schedule = WgmmaScheduleBytes(problem.experts, problem.sides);
+  const int64_t schedule = TileScheduleBytes(problem.experts, problem.sides);
   // With 16 bytes for the alignment of what follows the pipeline.
   const int64_t own = schedule + (gated ? kGatedExchangeBytes : 0) + 16;
   if (own >= device.shared_bytes) return std::nullopt;
