@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "backends/cuda/gemm/gemv/gemv_layout.h"
+#include "backends/cuda/gemm/mma/mma_plan.h"
 #include "backends/cuda/gemm/wgmma/wgmma_plan.h"
 
 namespace marlin::cuda {
@@ -147,6 +148,95 @@ std::optional<ExpertWgmmaPlan> PlanExpertWgmma(const ExpertTilesProblem& problem
   plan.arguments.schedule_offset =
       plan.arguments.exchange_offset + (gated ? kGatedExchangeBytes : 0);
   plan.shared_bytes = plan.arguments.schedule_offset + static_cast<int>(schedule);
+  return plan;
+}
+
+namespace {
+
+/// Rows per expert from which on the MMA kernel takes over: the numbers of Hopper, or where the GEMV
+/// kernel would read weights more than once.
+int64_t LeastRowsOfMma(const ExpertTilesProblem& problem, const DeviceShape& device) {
+  const auto gemv = PlanExpertGemv(problem, device);
+  const int64_t most = gemv ? gemv->arguments.tile_rows : 0;
+  return std::min(LeastRowsOfWgmma(problem), most + 1);
+}
+
+/// A tiling of the MMA kernel.
+struct MmaTiling {
+  int tile_rows = 0;  ///< 0: none fits.
+  MmaFit fit;
+  double cycles = 0;  ///< The estimate, for comparisons.
+};
+
+/// The fit of CTAs that keep `own` bytes beside the pipeline.
+MmaFit FitMmaBeside(int64_t own, int tile_bytes, int tile_rows, int warps,
+                    const DeviceShape& device) {
+  constexpr int kMostResident = 4;
+  for (int64_t resident = kMostResident; resident > 0; --resident) {
+    DeviceShape rest = device;
+    rest.shared_bytes -= static_cast<int>(std::min<int64_t>(resident * own, rest.shared_bytes));
+    const MmaFit fit = FitMma(rest, tile_bytes, tile_rows, warps);
+    if (fit.stages > 0 && fit.resident <= resident) return fit;
+  }
+  return {};
+}
+
+/// Every multiprocessor takes as many output tiles as the one with the most.
+double CyclesOfTiles(const ExpertTilesProblem& problem, const DeviceShape& device, int sides,
+                     const MmaTiling& tiling) {
+  TileProblem tiles;
+  tiles.tile_bytes = problem.weights.tile_bytes;
+  const int64_t outputs = sides * (problem.matrix_weights / std::max(problem.weights.k, 1));
+  const int64_t items = problem.experts * Ceil(problem.rows_per_expert, tiling.tile_rows) *
+                        Ceil(outputs, int64_t{tiling.fit.warps} * kStripOutputs);
+  return Ceil(items, device.multiprocessors) *
+         MmaStepCycles(tiles, device, tiling.fit, tiling.tile_rows);
+}
+
+MmaTiling TilingOf(const ExpertTilesProblem& problem, int sides, int64_t own,
+                   const DeviceShape& device) {
+  MmaTiling best;
+  for (int rows = kLeastMmaRows; rows <= kMostMmaRows; rows *= 2) {
+    // Most experts, whose numbers of rows differ, have one tile.
+    if (rows > kLeastMmaRows && rows / 2 >= 2 * problem.rows_per_expert) break;
+    for (const int warps : {4, kMostMmaWarps}) {
+      MmaTiling tiling = {rows, FitMmaBeside(own, problem.weights.tile_bytes, rows, warps, device)};
+      if (tiling.fit.stages == 0) continue;
+      tiling.cycles = CyclesOfTiles(problem, device, sides, tiling);
+      if (best.tile_rows == 0 || tiling.cycles < best.cycles) best = tiling;
+    }
+  }
+  return best;
+}
+
+}  // namespace
+
+std::optional<ExpertMmaPlan> PlanExpertMma(const ExpertTilesProblem& problem, bool gated,
+                                           const DeviceShape& device) {
+  if (device.has_wgmma || problem.weights.tiles_of_strip == 0 ||
+      problem.rows_per_expert < LeastRowsOfMma(problem, device)) {
+    return std::nullopt;
+  }
+  const auto schedule = RoundUp(TileScheduleBytes(problem.experts, problem.sides), int64_t{16});
+  const auto own = RoundUp(schedule + kMmaExpertTileBytes, int64_t{128});
+  const MmaTiling tiling = TilingOf(problem, gated ? 2 : 1, own, device);
+  if (tiling.tile_rows == 0) return std::nullopt;
+  ExpertMmaPlan plan;
+  ExpertMmaArguments& args = plan.arguments;
+  const MmaStages stages = {tiling.fit.stages, tiling.fit.warps, problem.weights.tile_bytes};
+  const int pipeline = std::max(stages.Bytes(tiling.tile_rows), MmaExchangeBytes(stages.warps));
+  const int few_bytes = MmaStages{1, stages.warps, stages.tile_bytes}.Bytes(tiling.tile_rows / 2);
+  args.weights = problem.weights;
+  args.sides = problem.sides;
+  args.gated = gated;
+  args.tile_rows = tiling.tile_rows;
+  args.warps = tiling.fit.warps;
+  args.stages = tiling.fit.stages;
+  args.stages_of_few = std::min(pipeline / few_bytes, kMostMmaStages);
+  args.schedule_offset = static_cast<int>(RoundUp(pipeline, int64_t{16}));
+  args.tile_offset = args.schedule_offset + static_cast<int>(schedule);
+  plan.resident = tiling.fit.resident;
+  plan.shared_bytes = args.tile_offset + kMmaExpertTileBytes;
   return plan;
 }
 
