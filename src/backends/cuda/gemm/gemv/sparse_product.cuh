@@ -18,6 +18,7 @@ namespace marlin::cuda {
 template <CodeKind kKind, typename T, ParameterUse kUse, int kStrips, int kOctets>
 struct SparseTileProduct {
   static_assert(CodeBits(kKind) == kSparseBits && kUse != ParameterUse::kAll);
+  static constexpr int kCodeBytes = kSparseTileBytes;
   static constexpr bool kOneGroup = kUse == ParameterUse::kOneScale;
   static constexpr int kRows = 2 * kStrips;  ///< MMA tiles of 16 outputs.
   static constexpr int kMostGroups = 8;      ///< Then a step has two: pairs 0 and 1, 2 and 3.
