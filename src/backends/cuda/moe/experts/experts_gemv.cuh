@@ -128,7 +128,9 @@ class ExpertSchedule {
   int* first_;
 };
 
-/// The weight tiles of a warp in the order of its MMAs, across runs.
+/// The weight tiles of a warp in the order of its MMAs, across runs. Copies are those of the GEMV
+/// kernel's ring (gemv_ring.cuh). `kCodeBytes`: a tile's bytes without parameters.
+template <int kCodeBytes>
 struct ExpertStream {
   const ExpertGemvArguments& args;
   const ExpertSchedule& schedule;
@@ -155,10 +157,17 @@ struct ExpertStream {
     }
   }
 
-  /// Called by all lanes; with TMA the one with `copies` issues the copy.
+  /// Copies the next tile, if there is one, to a stage whose tile all lanes have read. Called by
+  /// all lanes; with TMA the one with `copies` issues the copy.
+  MARLIN_DEVICE void Refill(uint32_t slot, uint32_t barrier, bool copies) {
+    if (left_in_strip > 0) Copy(slot, barrier, copies);
+    if constexpr (!kHasTma) CommitCopies();  // Empty groups as well: waits count groups.
+  }
+
+ private:
   MARLIN_DEVICE void Copy(uint32_t slot, uint32_t barrier, bool copies) {
     if constexpr (!kHasTma) {
-      CopyByWarp(slot, next, args.weights.tile_bytes, barrier);
+      CopyByLanes<kCodeBytes>(slot, next, args.weights.tile_bytes);
     } else if (copies) {
       ArriveExpecting(barrier, args.weights.tile_bytes);
       CopyBulk(slot, next, args.weights.tile_bytes, barrier);
@@ -173,7 +182,6 @@ struct ExpertStream {
     }
   }
 
- private:
   MARLIN_DEVICE void BeginStrip() {
     if (strip >= side.end_strip) {
       side = schedule.SideAt(run, strip);
@@ -183,6 +191,20 @@ struct ExpertStream {
     left_in_strip = ((args.weights.tiles_of_strip - sharer - 1) >> args.share_log2) + 1;
   }
 };
+
+/// Waits until the tile of a warp's current stage has arrived: every other stage has a later group.
+MARLIN_DEVICE void AwaitTile(int stages, uint32_t barrier, int parity) {
+  if constexpr (kHasTma) {
+    Wait(barrier, parity);
+  } else {
+    if (stages == 1) {
+      WaitForCopies<0>();
+    } else {
+      WaitForCopies<1>();
+    }
+    __syncwarp();  // The other lanes' copies.
+  }
+}
 
 /// Loads the rows of a run to shared memory. Called by all threads.
 template <typename T>
@@ -285,8 +307,8 @@ __global__ void __launch_bounds__(kExpertThreads, 1)
   const int slot_bytes = args.weights.tile_bytes;
   const uint32_t ring = base + warp * args.stages * slot_bytes;
   const uint32_t barriers = base + args.barriers_offset + warp * args.stages * 8;
-  if (lane == 0) {
-    for (int s = 0; s < args.stages; ++s) InitBarrier(barriers + 8 * s, kCopyArrivals);
+  if (kHasTma && lane == 0) {
+    for (int s = 0; s < args.stages; ++s) InitBarrier(barriers + 8 * s, 1);
     FenceBarrierInit();
   }
   if constexpr (kKind == CodeKind::kTable4) {
@@ -306,11 +328,12 @@ __global__ void __launch_bounds__(kExpertThreads, 1)
   const int block = static_cast<int>(blockIdx.x);
   const int end = schedule.First(block + 1);
   int item = schedule.First(block);
-  ExpertStream stream{args, schedule, unit_lane, sharer, end, {}};
+  using TileOfProduct = Product<kKind, T, kUse, 1, kOctets>;
+  ExpertStream<TileOfProduct::kCodeBytes> stream{args, schedule, unit_lane, sharer, end, {}};
   stream.Begin(item);
 #pragma unroll 1
-  for (int s = 0; s < args.stages && stream.left_in_strip > 0; ++s) {
-    stream.Copy(ring + s * slot_bytes, barriers + 8 * s, lane == 0);
+  for (int s = 0; s < args.stages && (!kHasTma || stream.left_in_strip > 0); ++s) {
+    stream.Refill(ring + s * slot_bytes, barriers + 8 * s, lane == 0);
   }
   if (args.sorted_early) WaitForEarlierWork();
   TriggerDependentLaunch();
@@ -352,13 +375,12 @@ __global__ void __launch_bounds__(kExpertThreads, 1)
       for (int tile = sharer; tile < args.weights.tiles_of_strip; tile += 1 << args.share_log2) {
         const uint32_t address = ring + slot * slot_bytes;
         const uint32_t barrier = barriers + slot * 8;
-        Wait(barrier, parity);
+        AwaitTile(args.stages, barrier, parity);
         const auto release = [&] {
           __syncwarp();
-          if (stream.left_in_strip > 0) stream.Copy(address, barrier, lane == 0);
+          stream.Refill(address, barrier, lane == 0);
         };
-        Product<kKind, T, kUse, 1, kOctets>::Run(address, args.weights, rows, tile_lane, mode,
-                                                 table, acc, release);
+        TileOfProduct::Run(address, args.weights, rows, tile_lane, mode, table, acc, release);
         if (++slot == args.stages) {
           slot = 0;
           parity ^= 1;
@@ -366,7 +388,7 @@ __global__ void __launch_bounds__(kExpertThreads, 1)
 #pragma unroll
         for (int o = 0; o < kOctets; ++o) rows[o] += (kTileK * 2) << args.share_log2;
       }
-      finish.Run(run, side, strip, acc, Product<kKind, T, kUse, 1, kOctets>::Group::kUnit);
+      finish.Run(run, side, strip, acc, TileOfProduct::Group::kUnit);
     }
     item = run.end_item;
     // Before the rows are overwritten.

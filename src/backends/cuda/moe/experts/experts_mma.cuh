@@ -17,10 +17,8 @@
 //   A row's sums depend on k and the row alone: k is not split, and columns of an MMA are apart.
 #pragma once
 
-#include "backends/cuda/common/chain.cuh"
 #include "backends/cuda/common/instances.cuh"
-#include "backends/cuda/gemm/mma/mma_epilogue.cuh"
-#include "backends/cuda/gemm/mma/mma_mainloop.cuh"
+#include "backends/cuda/gemm/mma/mma_kernel.cuh"
 #include "backends/cuda/moe/experts/experts_layout.h"
 #include "backends/cuda/moe/experts/experts_schedule.cuh"
 
