@@ -9,11 +9,11 @@ namespace marlin::cuda {
 
 /// Adds the sums of all CTAs that split an output tile's k, in the order of k. Every CTA stores its
 /// sums; the one with the last ticket reads all of them and returns true, the others return false.
-/// `exchange`: a word of shared memory that nobody else uses meanwhile.
+/// `exchange`: a word of shared memory that has no other use meanwhile.
 template <int kTokens>
 MARLIN_DEVICE bool AddSplits(const MmaArguments& args, int item, int split, uint32_t* exchange,
                              float (&acc)[kTokens / 8][2][4]) {
-  constexpr int kVectors = kTokens / 4;  ///< Of four sums, per thread.
+  constexpr int kVectors = kTokens / 4;  ///< Four sums each, per thread.
   const auto threads = static_cast<int>(blockDim.x);
   const int64_t stride = int64_t{threads} * kVectors;
   auto* const of_item = reinterpret_cast<float4*>(args.parts) + item * args.splits * stride;
@@ -68,7 +68,7 @@ MARLIN_DEVICE bool AddSplits(const MmaArguments& args, int item, int split, uint
 template <int kOctets>
 MARLIN_DEVICE void PutSums(const float (&acc)[kOctets][2][4], int chunk, int warps,
                            float* exchange) {
-  constexpr int kGroups = kMmaExchangeTokens / 8;  ///< Octets at a time.
+  constexpr int kGroups = kMmaExchangeTokens / 8;  ///< n8 tiles of tokens at a time.
   const int lane = static_cast<int>(threadIdx.x) & 31;
   const int warp = static_cast<int>(threadIdx.x) >> 5;
   const int stride = MmaExchangeStride(warps);

@@ -49,7 +49,7 @@ struct MmaArguments {
   int tiles = 0;       ///< Weight tiles, or k-iterations, along k.
   int tiles_base = 0;  ///< Tiles per split, one more in the first tiles_rest.
   int tiles_rest = 0;
-  int splits = 1;      ///< Split-K: CTAs of an output tile, blockIdx.y.
+  int splits = 1;  ///< Split-K: CTAs of an output tile, blockIdx.y.
   int token_tiles = 0;
   int blocks = 0;      ///< Blocks of outputs, one n-tile for each warp of a CTA.
   int neighbours = 8;  ///< Rasterization group: token tiles that share weights in turn.
@@ -96,7 +96,7 @@ MARLIN_HOST_DEVICE MmaItem MmaItemAt(const MmaArguments& args, int i, int split)
   return item;
 }
 
-/// The n-tile of warp `warp` of a block of outputs, which may lie behind the last one.
+/// The n-tile of warp `warp` of a block of outputs, which may lie after the last one.
 MARLIN_HOST_DEVICE int MmaStripOf(int half_strips, int warps, int block, int warp) {
   if (half_strips == 0) return block * warps + warp;
   const int gates = warps / 2;

@@ -38,10 +38,10 @@ struct PlainRows {
 /// The k-iterations of an output tile, as one warp sees them.
 struct MmaRun {
   MmaStages shape;
-  uint32_t pipeline;       ///< Shared memory of MmaStages, at a multiple of 128 bytes.
+  uint32_t pipeline;       ///< Shared memory of MmaStages, at a multiple of 256 bytes.
   const uint8_t* weights;  ///< The warp's n-tile, at the first of its weight tiles.
   int64_t to_next;         ///< Bytes from one weight tile to the next.
-  int groups;              ///< Of the weights: TileView::groups_per_tile.
+  int groups;              ///< TileView::groups_per_tile of the weights.
   int first_k;
   int k;      ///< Columns of the activations; beyond are zeros.
   int tiles;  ///< k-iterations.
@@ -50,7 +50,7 @@ struct MmaRun {
 /// The CTA's copies of one k-iteration after another.
 template <int kTokens, typename Rows>
 struct StageCopies {
-  static constexpr int kChunks = kTokenBytes / 16;  ///< Of a row.
+  static constexpr int kChunks = kTokenBytes / 16;  ///< Per row.
 
   const MmaRun& run;
   const Rows& rows;
@@ -132,8 +132,8 @@ struct MmaMainloop {
   using Weights = Strip<kKind, T, kUse>;
   using Table = typename Weights::Table;
   using Fragments = typename Weights::Fragments;
-  /// [octet of tokens][16 outputs][c0..c3]: output g + 8 (c >> 1) and token 2 t + (c & 1), for lane
-  /// 4 g + t.
+  /// [n8 tile of tokens][16 outputs][c0..c3]: output g + 8 (c >> 1) and token 2 t + (c & 1), for
+  /// lane 4 g + t.
   using Sums = float[kOctets][2][4];
 
   const ParameterMode mode;
@@ -142,13 +142,13 @@ struct MmaMainloop {
   MARLIN_DEVICE explicit MmaMainloop(const TileView& view)
       : mode(ParameterModeOf<kKind, T>(view)), table(view) {}
 
-  /// Multiplies a quarter by all tokens. `activations`: of octet 0, for ldmatrix.
+  /// Multiplies a quarter by all tokens. `activations`: address of the first n8 tile, for ldmatrix.
   static MARLIN_DEVICE void Multiply(const Fragments& fragments, uint32_t activations, Sums& acc) {
     uint32_t tokens[2][2][4];
     LoadOctets(activations, tokens[0]);
 #pragma unroll
     for (int o = 0; o < kOctets; o += 2) {
-      // One pair of octets ahead of the MMAs.
+      // One pair of n8 tiles ahead of the MMAs.
       if (o + 2 < kOctets) {
         LoadOctets(activations + (o + 2) * 8 * kTokenBytes, tokens[(o / 2 + 1) % 2]);
       }
@@ -181,8 +181,8 @@ struct MmaMainloop {
     weights.Decode(tile, lane, 0, run.groups, mode, table, fragments[0]);
 #pragma unroll 1
     for (int i = 0; i < run.tiles; ++i) {
-      // All threads' copies of this stage have arrived, and all warps are done with the one before,
-      // which the next copies fill.
+      // All threads' copies of this stage have arrived, and all warps are done with the previous
+      // one, which the next copies fill.
       __syncthreads();
       const uint32_t activations = run.pipeline + stage * activation_bytes + row;
       stage = stage + 1 == stages ? 0 : stage + 1;

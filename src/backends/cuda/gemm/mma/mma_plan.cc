@@ -10,30 +10,29 @@
 namespace marlin::cuda {
 namespace {
 
-/// What bounds the kernel on a multiprocessor, per cycle: data sheets, and for code of 9.0 the rate
-/// of mma.sync, which is below that of wgmma.
-struct MmaRates {
-  int code;           ///< From this capability on.
-  double products;    ///< Of bf16.
-  double bytes;       ///< Of device memory.
-  double megahertz;
-};
-constexpr MmaRates kRates[] = {{80, 1024, 13, 1400},  {86, 512, 6.5, 1700}, {87, 512, 6.5, 1700},
-                               {89, 512, 3.5, 2500},  {90, 1270, 20, 1750}, {100, 1024, 29, 1850},
-                               {120, 512, 4.5, 2400}};
+/// Products of bf16 that a multiprocessor adds per cycle with mma.sync: known by its shared memory,
+/// because 8.6 runs the code of 8.0, and Hopper may.
+double ProductsOf(const DeviceShape& device) {
+  if (device.shared_bytes < 128 * 1024) return 512;   // 8.6, 8.9, 12.0
+  if (device.shared_bytes < 192 * 1024) return 1024;  // 8.0
+  return 1270;                                        // 9.0, of 2048 with wgmma
+}
+
+/// Bytes of device memory per cycle of a multiprocessor.
+double MemoryBytesOf(const DeviceShape& device) {
+  constexpr double kReached = 0.85;  ///< Part of the peak that kernels reach.
+  const DeviceRates known;           // An H200's.
+  const DeviceRates& rates = device.rates;
+  const bool is_known = rates.gigabytes > 0 && rates.megahertz > 0;
+  const DeviceRates& of = is_known ? rates : known;
+  return kReached * 1e3 * of.gigabytes / (of.megahertz * device.multiprocessors);
+}
+
 /// Bytes per cycle that a multiprocessor reads from L2, and from shared memory.
 constexpr double kL2Bytes = 40;
 constexpr double kSharedBytes = 128;
 /// Cycles from a copy's request to its arrival.
 constexpr double kMemoryLatency = 1200;
-
-const MmaRates& RatesOf(const DeviceShape& device) {
-  const MmaRates* found = kRates;
-  for (const MmaRates& rates : kRates) {
-    if (rates.code <= device.code) found = &rates;
-  }
-  return *found;
-}
 
 /// Registers per thread of the kernels, at most.
 int RegistersOf(int tokens) { return tokens <= 32 ? 128 : tokens <= 64 ? 168 : 255; }
@@ -55,32 +54,36 @@ int BlocksOf(const TileProblem& problem, int warps) {
 
 }  // namespace
 
+MmaFit FitMma(const DeviceShape& device, int tile_bytes, int tokens, int warps, int resident) {
+  constexpr int kReserved = 1024;  ///< By the system, for every CTA.
+  if (resident > MostResident(tokens, warps)) return {};
+  const int budget = (device.shared_bytes + kReserved) / resident - kReserved;
+  const int stages =
+      std::min(budget / MmaStages{1, warps, tile_bytes}.Bytes(tokens), kMostMmaStages);
+  if (stages < 2 || MmaExchangeBytes(warps) > budget) return {};
+  return {warps, stages, resident};
+}
+
 MmaFit FitMma(const DeviceShape& device, int tile_bytes, int tokens, int warps) {
-  constexpr int kReserved = 1024;  ///< Of every CTA, by the system.
-  constexpr int kEnough = 3;       ///< Stages that are worth more than another CTA.
-  const int stage_bytes = MmaStages{1, warps, tile_bytes}.Bytes(tokens);
-  for (int resident = MostResident(tokens, warps); resident > 0; --resident) {
-    const int budget = (device.shared_bytes + kReserved) / resident - kReserved;
-    if (MmaExchangeBytes(warps) > budget) continue;
-    const int stages = std::min(budget / stage_bytes, kMostMmaStages);
-    if (stages >= kEnough || (resident == 1 && stages >= 2)) return {warps, stages, resident};
+  constexpr int kEnough = 3;  ///< Stages that are worth more than another CTA.
+  for (int resident = MostResident(tokens, warps); resident > 1; --resident) {
+    const MmaFit fit = FitMma(device, tile_bytes, tokens, warps, resident);
+    if (fit.stages >= kEnough) return fit;
   }
-  return {warps, 0, 0};
+  return FitMma(device, tile_bytes, tokens, warps, 1);
 }
 
 double MmaStepCycles(const TileProblem& problem, const DeviceShape& device, const MmaFit& fit,
                      int tokens) {
-  const MmaRates& rates = RatesOf(device);
   const double weights = double{1} * fit.warps * problem.tile_bytes;
   const double activations = double{1} * tokens * kTokenBytes;
   const double fragments = fit.warps * (problem.sparse ? 8.0 : 16.0);
-  const double products = fragments * 16 * 16 * tokens / rates.products;
+  const double products = fragments * 16 * 16 * tokens / ProductsOf(device);
   // Cycles of one of the four parts of a multiprocessor that decodes a fragment.
   const double decode = fragments / 4 * (problem.pair_table ? 44 : 24);
   const double read = fit.warps * activations / kSharedBytes;
   // The bytes in flight over their latency.
-  const double flight =
-      fit.resident * (fit.stages - 1) * (weights + activations) / kMemoryLatency;
+  const double flight = fit.resident * (fit.stages - 1) * (weights + activations) / kMemoryLatency;
   const double l2 = (weights + activations) / std::min(kL2Bytes, flight);
   // Decoding and MMAs of different warps overlap, but not all of them.
   constexpr double kNotHidden = 0.2;
@@ -90,7 +93,9 @@ double MmaStepCycles(const TileProblem& problem, const DeviceShape& device, cons
   return std::max(compute, l2) + kBarrier / fit.resident;
 }
 
-double MmaCyclesPerMicrosecond(const DeviceShape& device) { return RatesOf(device).megahertz; }
+double MmaCyclesPerMicrosecond(const DeviceShape& device) {
+  return device.rates.megahertz > 0 ? device.rates.megahertz : DeviceRates().megahertz;
+}
 
 namespace {
 
@@ -110,18 +115,16 @@ double CyclesOf(const TileProblem& problem, const DeviceShape& device, const Mma
                 const MmaShape& shape) {
   constexpr double kLaunch = 3000;  ///< Until the first tile has arrived, and the epilogue's start.
   constexpr double kMeeting = 2500;
-  const MmaRates& rates = RatesOf(device);
   const int64_t ctas = ItemsOf(problem, shape.tokens, fit.warps) * shape.splits;
   const int tiles = Ceil(Ceil(problem.k, kTileK), shape.splits);
   const int of_sm = Ceil(ctas, device.multiprocessors);
   const double outputs = double{1} * shape.tokens * fit.warps * kStripOutputs;
   // Where all CTAs run at once, those that share a multiprocessor share its rates.
   const double item = kLaunch / std::min(of_sm, fit.resident) + outputs * 0.1;
-  const double work =
-      of_sm * (tiles * MmaStepCycles(problem, device, fit, shape.tokens) + item);
-  const double bytes = double{1} * Ceil(problem.n, kStripOutputs) * Ceil(problem.k, kTileK) *
-                       problem.tile_bytes;
-  const double memory = bytes / (rates.bytes * device.multiprocessors);
+  const double work = of_sm * (tiles * MmaStepCycles(problem, device, fit, shape.tokens) + item);
+  const double bytes =
+      double{1} * Ceil(problem.n, kStripOutputs) * Ceil(problem.k, kTileK) * problem.tile_bytes;
+  const double memory = bytes / (MemoryBytesOf(device) * device.multiprocessors);
   double cycles = std::max(work, memory + kLaunch);
   if (shape.splits > 1) {
     cycles += kMeeting + 2.0 * sizeof(float) * outputs * shape.splits / kL2Bytes;
@@ -134,15 +137,17 @@ std::optional<MmaFit> FitOf(const TileProblem& problem, const DeviceShape& devic
                             const MmaShape& shape) {
   std::optional<MmaFit> best;
   double least = 0;
-  for (const int warps : {4, 8}) {
-    const MmaFit fit = FitMma(device, problem.tile_bytes, shape.tokens, warps);
-    if (fit.stages == 0) continue;
+  for (const int warps : {4, kMostMmaWarps}) {
     const int64_t items = ItemsOf(problem, shape.tokens, warps);
-    if (shape.splits > 1 && !CanSplit(problem, device, fit, items, shape.splits)) continue;
-    const double cycles = CyclesOf(problem, device, fit, shape);
-    if (best && cycles >= least) continue;
-    least = cycles;
-    best = fit;
+    for (int resident = MostResident(shape.tokens, warps); resident > 0; --resident) {
+      const MmaFit fit = FitMma(device, problem.tile_bytes, shape.tokens, warps, resident);
+      if (fit.stages == 0) continue;
+      if (shape.splits > 1 && !CanSplit(problem, device, fit, items, shape.splits)) continue;
+      const double cycles = CyclesOf(problem, device, fit, shape);
+      if (best && cycles >= least) continue;
+      least = cycles;
+      best = fit;
+    }
   }
   return best;
 }
@@ -180,8 +185,9 @@ MmaPlan PlanMmaAs(const TileProblem& problem, const DeviceShape& device, const M
   args.k = problem.k;
   args.stages = fit.stages;
   plan.items = static_cast<int>(ItemsOf(problem, plan.tokens, fit.warps));
-  plan.shared_bytes = std::max(MmaStages{fit.stages, fit.warps, problem.tile_bytes}.Bytes(plan.tokens),
-                               MmaExchangeBytes(fit.warps));
+  plan.shared_bytes =
+      std::max(MmaStages{fit.stages, fit.warps, problem.tile_bytes}.Bytes(plan.tokens),
+               MmaExchangeBytes(fit.warps));
   return plan;
 }
 
@@ -210,7 +216,7 @@ MmaShape ChooseShape(const TileProblem& problem, const DeviceShape& device) {
   return best;
 }
 
-/// Far beyond any other kernel's estimate but that of the exact ones.
+/// Far beyond any other kernel's estimate but the exact ones'.
 constexpr double kNever = 1e11;
 
 double ProblemMicroseconds(const GemmDesc& desc, const DeviceShape& device) {
@@ -228,6 +234,8 @@ std::vector<KernelVariant> Variants(const GemmDesc& desc, const DeviceShape& dev
   const TileProblem problem = TileProblemOf(desc);
   const MmaShape usual = ChooseShape(problem, device);
   std::vector<KernelVariant> variants = {{usual.tokens, usual.splits}};
+  // Nothing to tune where another kernel is faster anyhow.
+  if (device.has_wgmma) return variants;
   for (const int width : kMmaWidths) {
     if (IsTooWide(problem, width)) break;
     for (int splits = 1; splits <= kMaxSplits; ++splits) {

@@ -8,20 +8,21 @@
 
 namespace marlin::cuda {
 
-/// How CTAs of one width fill a multiprocessor: their warps, pipeline stages, and how many run at
-/// once.
+/// How CTAs of one width fill a multiprocessor.
 struct MmaFit {
   int warps = 4;
-  int stages = 0;  ///< 0: the width does not fit.
-  int resident = 0;
+  int stages = 0;    ///< Pipeline stages; 0: they do not fit.
+  int resident = 0;  ///< CTAs that run at once.
 };
-/// The best fit of CTAs of `tokens` tokens and `warps` n-tiles.
+/// CTAs of `tokens` tokens and `warps` n-tiles, with as many stages as are useful and fit.
+MmaFit FitMma(const DeviceShape& device, int tile_bytes, int tokens, int warps, int resident);
+/// The same with as many of them as leave enough stages.
 MmaFit FitMma(const DeviceShape& device, int tile_bytes, int tokens, int warps);
 
 /// Cycles of a multiprocessor for one k-iteration of one of the CTAs that run on it.
 double MmaStepCycles(const TileProblem& problem, const DeviceShape& device, const MmaFit& fit,
                      int tokens);
-/// The clock and the fixed part of a launch, for estimates.
+/// The clock that converts estimates.
 double MmaCyclesPerMicrosecond(const DeviceShape& device);
 
 /// The tile configuration: tile_m and the CTAs that split k.

@@ -1,4 +1,4 @@
-// What one warp of the MMA kernels does with a weight tile: the 32 outputs of an n-tile, read from
+// The work of one warp of the MMA kernels on a weight tile: the 32 outputs of an n-tile, read from
 // shared memory, decoded in registers and multiplied by all tokens of the CTA, 32 k at a time.
 #pragma once
 
@@ -22,7 +22,7 @@ MARLIN_DEVICE void LoadQuarter(uint32_t block, int lane, int quarter, uint32_t (
   if constexpr (kBits <= 4) {
     if (pair == 0) LoadWords<kBits>(block, lane, words);
   } else {
-    constexpr int kVectors = kBits / 8;  ///< Of 16 bytes.
+    constexpr int kVectors = kBits / 8;  ///< 16 bytes each.
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const int at = pair * kVectors + i;
@@ -86,7 +86,7 @@ struct StripTile {
     }
   }
 
-  /// Adds the products of a quarter with two octets of tokens.
+  /// Adds the products of a quarter with two n8 tiles of tokens.
   static MARLIN_DEVICE void Multiply(const Fragments& fragments, const uint32_t (&tokens)[2][4],
                                      float (&first)[2][4], float (&second)[2][4]) {
 #pragma unroll

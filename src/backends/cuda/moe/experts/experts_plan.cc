@@ -168,15 +168,16 @@ struct MmaTiling {
   double cycles = 0;  ///< The estimate, for comparisons.
 };
 
-/// The fit of CTAs that keep `own` bytes beside the pipeline.
+/// As FitMma, of CTAs that keep `own` bytes beside the pipeline.
 MmaFit FitMmaBeside(int64_t own, int tile_bytes, int tile_rows, int warps,
                     const DeviceShape& device) {
   constexpr int kMostResident = 4;
-  for (int64_t resident = kMostResident; resident > 0; --resident) {
+  constexpr int kEnough = 3;  ///< Stages that are worth more than another CTA.
+  for (int resident = kMostResident; resident > 0; --resident) {
     DeviceShape rest = device;
-    rest.shared_bytes -= static_cast<int>(std::min<int64_t>(resident * own, rest.shared_bytes));
-    const MmaFit fit = FitMma(rest, tile_bytes, tile_rows, warps);
-    if (fit.stages > 0 && fit.resident <= resident) return fit;
+    rest.shared_bytes -= static_cast<int>(std::min<int64_t>(resident * own, device.shared_bytes));
+    const MmaFit fit = FitMma(rest, tile_bytes, tile_rows, warps, resident);
+    if (fit.stages >= kEnough || (resident == 1 && fit.stages > 0)) return fit;
   }
   return {};
 }
