@@ -57,6 +57,20 @@ bool IsZero(const char* name) {
   return given && given->value == "0";
 }
 
+DeviceRates RatesOf(int device) {
+  const auto attribute = [device](cudaDeviceAttr which) {
+    int value = 0;
+    if (cudaDeviceGetAttribute(&value, which, device) != cudaSuccess) cudaGetLastError();
+    return value;
+  };
+  DeviceRates rates;
+  rates.megahertz = attribute(cudaDevAttrClockRate) / 1e3;
+  rates.gigabytes = GigabytesOf(attribute(cudaDevAttrMemoryClockRate),
+                                attribute(cudaDevAttrGlobalMemoryBusWidth));
+  rates.l2_bytes = attribute(cudaDevAttrL2CacheSize);
+  return rates;
+}
+
 class CudaBackend final : public Backend {
  public:
   CudaBackend(int index, const cudaDeviceProp& properties)
@@ -64,9 +78,12 @@ class CudaBackend final : public Backend {
     device_->index = index;
     shape_.multiprocessors = properties.multiProcessorCount;
     shape_.shared_bytes = static_cast<int>(properties.sharedMemPerBlockOptin);
-    shape_.costs = &CostsOf(properties.name);
+    shape_.rates = RatesOf(index);
+    costs_ = CostsOf(properties.name, shape_.rates, shape_.multiprocessors);
+    shape_.costs = &costs_;
     const DeviceScope scope(index);
     shape_.code = DeviceCode();
+    model_ = TunedName(properties.name, properties.major * 10 + properties.minor, shape_.code);
     shape_.has_wgmma = IsHopperBuilt() && properties.major == 9 && shape_.code == 90;
     if (!shape_.has_tma()) return;
     for (int blocks = 1; blocks <= kMaxSplits; ++blocks) {
@@ -91,7 +108,7 @@ class CudaBackend final : public Backend {
     DeviceInfo info;
     info.name = "cuda:" + std::to_string(device_->index);
     info.backend = "cuda";
-    info.model = properties_.name;
+    info.model = model_;
     info.features = {"sm_" + std::to_string(properties_.major) + std::to_string(properties_.minor),
                      "code of sm_" + std::to_string(shape_.code),
                      std::to_string(properties_.multiProcessorCount) + " multiprocessors",
@@ -105,7 +122,7 @@ class CudaBackend final : public Backend {
   }
 
   /// Avoids Info(), which queries every kernel: marlin_gemm_cublas would search for cuBLAS.
-  std::string Model() const override { return properties_.name; }
+  std::string Model() const override { return model_; }
 
   DeviceProperties Properties() const override {
     DeviceProperties device;
@@ -299,6 +316,8 @@ class CudaBackend final : public Backend {
   cudaDeviceProp properties_;
   const std::optional<EnvironmentVariable> sparse_setting_ =
       ReadEnvironment("METAL_MARLIN_CUDA_SPARSE");
+  std::string model_;
+  DeviceCosts costs_;  ///< shape_ points to them.
   DeviceShape shape_;
   CublasHandle cublas_;
   std::unique_ptr<WeightUpload> upload_;

@@ -97,6 +97,25 @@ MARLIN_DEVICE void CopyAsync16(uint32_t to, const void* from, int bytes) {
                : "memory");
 }
 
+/// The same for 16 bytes.
+MARLIN_DEVICE void CopyAsync16(uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+/// Copies a multiple of 16 bytes by cp.async of all lanes of a warp; `kLeast`: known to be copied.
+template <int kLeast = 0>
+MARLIN_DEVICE void CopyByLanes(uint32_t to, const void* from, int bytes) {
+  constexpr int kAtOnce = 32 * 16;
+  constexpr int kWhole = kLeast / kAtOnce * kAtOnce;
+  int mine;
+  asm("mov.u32 %0, %%laneid;" : "=r"(mine));
+  mine *= 16;
+  const uint8_t* const of_lane = static_cast<const uint8_t*>(from) + mine;
+#pragma unroll
+  for (int i = 0; i < kWhole; i += kAtOnce) CopyAsync16(to + mine + i, of_lane + i);
+#pragma unroll 1
+  for (int i = kWhole; i + mine < bytes; i += kAtOnce) CopyAsync16(to + mine + i, of_lane + i);
+}
+
 /// Ends a group of this thread's cp.async copies.
 MARLIN_DEVICE void CommitCopies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 /// Waits until at most `kLeft` cp.async groups of this thread are in flight.
@@ -142,11 +161,7 @@ MARLIN_DEVICE void CopyByWarp(uint32_t to, const void* from, int bytes, uint32_t
       CopyBulk(to, from, bytes, barrier);
     }
   } else {
-    int lane;
-    asm("mov.u32 %0, %%laneid;" : "=r"(lane));
-    for (int i = lane * 16; i < bytes; i += 32 * 16) {
-      CopyAsync16(to + i, static_cast<const uint8_t*>(from) + i, 16);
-    }
+    CopyByLanes(to, from, bytes);
     ArriveWithCopies(barrier);
   }
 }

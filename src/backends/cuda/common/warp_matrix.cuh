@@ -66,6 +66,26 @@ MARLIN_DEVICE void MultiplyAdd(float (&c)[4], const uint32_t (&a)[4], uint32_t b
   }
 }
 
+/// c += a b, m16n8k32 in fp32 with 2:4 sparsity of a. `kSelector`: lanes 2 kSelector and the next
+/// of every four give the metadata.
+template <typename T, int kSelector>
+MARLIN_DEVICE void SparseMultiplyAdd(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[4],
+                                     uint32_t metadata) {
+  if constexpr (T::kIsBf16) {
+    asm("mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9, %10, %11}, {%0, %1, %2, %3}, %12, %13;"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(b[2]), "r"(b[3]),
+          "r"(metadata), "n"(kSelector));
+  } else {
+    asm("mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9, %10, %11}, {%0, %1, %2, %3}, %12, %13;"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(b[2]), "r"(b[3]),
+          "r"(metadata), "n"(kSelector));
+  }
+}
+
 /// Rounds to tf32, 11 significant bits with the range of fp32.
 MARLIN_DEVICE float RoundTf32(float x) {
   uint32_t bits;

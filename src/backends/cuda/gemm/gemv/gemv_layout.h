@@ -66,6 +66,10 @@ struct GemvKernels {
 
 inline constexpr int kMaxPieces = 4;
 
+/// Pipeline stages per warp, at most. With TMA three and four gained nothing on an H200.
+inline constexpr int kMaxStages = 4;
+inline constexpr int kMaxBulkStages = 2;
+
 /// Warps per unit, at most.
 inline constexpr int kMaxSharers = 16;
 
