@@ -6,48 +6,17 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
-#include <numeric>
-#include <random>
 #include <string>
 #include <vector>
 
+#include "attention_problem.h"
 #include "backends/cuda/attention/attention_launch.h"
 #include "backends/cuda/attention/attention_plan.h"
-#include "base/scalars.h"
 #include "cards.h"
 #include "gpu_fixture.h"
 
 namespace marlin::cuda::attention_shapes_gpu_test {
 namespace {
-
-constexpr int kPageTokens = 2 * kCachePageTokens;
-
-struct AttentionCase {
-  int key_dim = 128;
-  int value_dim = 128;
-  bool fp8 = false;
-  Element queries = Element::kF32;
-  float softcap = 0;
-  int window = 0;
-  bool chunked = false;
-  bool sinks = false;
-  bool latent = false;  ///< Values in the keys.
-  int kv_heads = 2;
-  int group = 3;
-
-  std::string Name(const char* card) const {
-    return std::string(card) + " " + std::to_string(key_dim) + " " + std::to_string(value_dim) +
-           (fp8 ? " e4m3" : " bf16") + " window " + std::to_string(window) + " queries " +
-           std::to_string(static_cast<int>(queries)) + (latent ? " latent" : "");
-  }
-};
-
-/// Tokens of a sequence, and how many are cached before them.
-struct Feed {
-  int tokens;
-  int before;
-};
 
 enum class Kernels : uint8_t { kExact, kDecode, kMma, kLatent };
 
@@ -65,88 +34,21 @@ class AttentionShapesOnGpu : public GpuTest<::testing::Test> {
         cudaSuccess);
   }
 
-  /// Random operands of a case in device memory.
-  void Fill(const AttentionCase& of, const std::vector<Feed>& feeds) {
-    args_ = {};
-    const int features = of.key_dim + (of.latent ? 0 : of.value_dim);
-    std::vector<int32_t> first_rows = {0};
-    std::vector<int32_t> positions;
-    int blocks = 1;
-    for (const Feed& feed : feeds) {
-      for (int i = 0; i < feed.tokens; ++i) positions.push_back(feed.before + i);
-      first_rows.push_back(static_cast<int32_t>(positions.size()));
-      blocks = std::max(blocks, (feed.before + feed.tokens + kPageTokens - 1) / kPageTokens);
-    }
-    const auto rows = static_cast<int>(positions.size());
-    const auto count = static_cast<int>(feeds.size());
-    std::vector<int32_t> tables(static_cast<size_t>(count * blocks));
-    std::iota(tables.begin(), tables.end(), 0);
-    std::shuffle(tables.begin(), tables.end(), std::mt19937(7));
-    const int64_t page = int64_t{of.kv_heads} * kPageTokens * features;
-    const int heads = of.kv_heads * of.group;
-    UploadNumbers(of, page * count * blocks, int64_t{rows} * heads * of.key_dim);
-    positions_ = Upload(positions);
-    first_rows_ = Upload(first_rows);
-    tables_ = Upload(tables);
-    sinks_ = Upload(GaussianFloats(heads, 3));
-    out_ = Make(int64_t{rows} * heads * of.value_dim * 4);
-    const auto view = [&](const DeviceBuffer& buffer, Element type, int width) {
-      return RowsView{buffer.data(),          type, int64_t{rows} * heads, heads,
-                      int64_t{heads} * width, width};
-    };
-    args_.queries = view(queries_, of.queries, of.key_dim);
-    args_.out = view(out_, Element::kF32, of.value_dim);
-    args_.sequences = {static_cast<const int32_t*>(positions_.data()),
-                       static_cast<const int32_t*>(first_rows_.data()),
-                       static_cast<const int32_t*>(tables_.data()),
-                       rows,
-                       count,
-                       blocks};
-    args_.pages.slabs[0] = cache_.data();
-    args_.pages.slab_count = 1;
-    args_.pages.slab_pages = static_cast<uint32_t>(count * blocks);
-    args_.pages.page_stride = page;
-    args_.pages.type = of.fp8 ? Element::kE4M3 : Element::kBf16;
-    args_.pages.page_tokens = kPageTokens;
-    args_.pages.kv_heads = args_.kv_heads = of.kv_heads;
-    args_.pages.key_dim = args_.key_dim = of.key_dim;
-    args_.pages.value_dim = args_.value_dim = of.value_dim;
-    args_.pages.values_in_keys = of.latent;
-    args_.group = of.group;
-    args_.scale = 1.0F / std::sqrt(static_cast<float>(of.key_dim));
-    args_.softcap = of.softcap;
-    args_.window = of.window;
-    args_.chunked = of.chunked;
-    if (of.sinks) args_.sinks = static_cast<const float*>(sinks_.data());
+  /// A problem's arrays in device memory.
+  void Load(const AttentionProblem& problem) {
+    cache_ = Upload(problem.CacheBytes());
+    queries_ = Upload(problem.QueryBytes());
+    positions_ = Upload(problem.positions);
+    first_rows_ = Upload(problem.first_rows);
+    tables_ = Upload(problem.tables);
+    sinks_ = Upload(problem.sinks);
+    out_ = Make(problem.OutElements() * int64_t{sizeof(float)});
     record_ = Upload(std::vector<ValueRecord>(1));
     any_ = Upload(std::vector<int>(1));
+    args_ = problem.Arguments({cache_.data(), queries_.data(), positions_.data(),
+                               first_rows_.data(), tables_.data(), sinks_.data(), out_.data()});
     args_.errors = {static_cast<ValueRecord*>(record_.data()), static_cast<int*>(any_.data())};
-    shape_ = {rows,       count,        of.kv_heads,
-              of.group,   of.value_dim, blocks * kPageTokens,
-              of.key_dim, of.fp8,       of.queries == Element::kBf16};
-  }
-
-  /// Random keys and values, and queries.
-  void UploadNumbers(const AttentionCase& of, int64_t cached, int64_t queries) {
-    const std::vector<float> numbers = GaussianFloats(cached, 1);
-    if (of.fp8) {
-      std::vector<uint8_t> codes;
-      // Codes of numbers from 1/4 to 2, of either sign.
-      for (const float number : numbers) {
-        const auto bits = static_cast<uint32_t>(std::abs(number) * 4096.0F);
-        codes.push_back(static_cast<uint8_t>((number < 0 ? 0x80U : 0U) | (0x28U + bits % 24)));
-      }
-      cache_ = Upload(codes);
-    } else {
-      cache_ = Upload(Rounded(numbers));
-    }
-    const std::vector<float> of_queries = GaussianFloats(queries, 2);
-    queries_ = of.queries == Element::kF32 ? Upload(of_queries) : Upload(Rounded(of_queries));
-  }
-  static std::vector<uint16_t> Rounded(const std::vector<float>& numbers) {
-    std::vector<uint16_t> rounded;
-    for (const float number : numbers) rounded.push_back(FloatToBf16(number));
-    return rounded;
+    shape_ = problem.Shape();
   }
 
   AttentionPlan PlanOf(Kernels kernels, const DeviceShape& device) const {
@@ -196,11 +98,11 @@ class AttentionShapesOnGpu : public GpuTest<::testing::Test> {
 
   /// Compares kernels with the exact ones, and with themselves.
   void Compare(Kernels kernels, const AttentionCase& of, const std::vector<Feed>& feeds) {
-    Fill(of, feeds);
+    Load(AttentionProblem(of, feeds));
     const std::vector<float> expected = Run(Kernels::kExact, own_);
     for (const Card& card : Cards()) {
       if (card.shape.shared_bytes > own_.shared_bytes) continue;
-      SCOPED_TRACE(of.Name(card.name));
+      SCOPED_TRACE(std::string(card.name) + " " + of.Name());
       DeviceShape device = card.shape;
       device.has_wgmma = false;
       const std::vector<float> actual = Run(kernels, device);
@@ -210,21 +112,12 @@ class AttentionShapesOnGpu : public GpuTest<::testing::Test> {
     }
   }
 
-  /// The element of a value of the first sequence and KV head.
-  int64_t ValueElement(int key, int feature) const {
-    const int page = Download<int32_t>(tables_)[static_cast<size_t>(key / kPageTokens)];
-    const int64_t keys = int64_t{args_.kv_heads} * kPageTokens * args_.key_dim;
-    return page * args_.pages.page_stride + keys + int64_t{key % kPageTokens} * args_.value_dim +
-           feature;
-  }
-
   DeviceShape own_;
-  DeviceBuffer cache_;
 
  private:
   AttentionArguments args_;
   AttentionShape shape_;
-  DeviceBuffer queries_, positions_, first_rows_, tables_, sinks_, out_, record_, any_;
+  DeviceBuffer cache_, queries_, positions_, first_rows_, tables_, sinks_, out_, record_, any_;
 };
 
 const std::vector<Feed> kPrompts = {{150, 0}, {1, 40}, {70, 190}, {0, 0}, {3, 5}};
@@ -239,29 +132,23 @@ TEST_F(AttentionShapesOnGpu, PrefillOnMma) {
                                            {96, 112},
                                            {16, 240}}) {
     for (const bool fp8 : {false, true}) {
-      for (const Element queries : {Element::kF32, Element::kBf16}) {
-        Compare(Kernels::kMma, {key_dim, value_dim, fp8, queries}, kPrompts);
+      for (const bool bf16_queries : {false, true}) {
+        Compare(Kernels::kMma, {key_dim, value_dim, fp8, bf16_queries}, kPrompts);
       }
     }
-    Compare(Kernels::kMma, {key_dim, value_dim, false, Element::kF32, 5.0F, 60}, kPrompts);
-    Compare(Kernels::kMma, {key_dim, value_dim, true, Element::kBf16, 0, 50, true, true}, kPrompts);
+    Compare(Kernels::kMma, {key_dim, value_dim, false, false, 5.0F, 60}, kPrompts);
+    Compare(Kernels::kMma, {key_dim, value_dim, true, true, 0, 50, true, true}, kPrompts);
   }
 }
 
 TEST_F(AttentionShapesOnGpu, PrefillOnMmaKeepsNanInItsRows) {
   for (const bool fp8 : {false, true}) {
-    Fill({128, 128, fp8}, {{150, 0}});
+    AttentionProblem problem({128, 128, fp8}, {{150, 0}});
+    Load(problem);
     const DeviceShape small = Cards()[2].shape;
     const std::vector<float> clean = Run(Kernels::kMma, small);
-    std::vector<uint8_t> cache = Download<uint8_t>(cache_);
-    const int64_t element = ValueElement(70, 17);
-    if (fp8) {
-      cache[static_cast<size_t>(element)] = 0x7f;
-    } else {
-      const uint16_t bits = FloatToBf16(std::nanf(""));
-      std::memcpy(&cache[static_cast<size_t>(2 * element)], &bits, 2);
-    }
-    ASSERT_TRUE(cache_.CopyFrom(cache.data(), static_cast<int64_t>(cache.size())).ok());
+    problem.cache[static_cast<size_t>(problem.At(0, 0, 70, true) + 17)] = fp8 ? 0x7f : 0x7fc0;
+    Load(problem);
     const std::vector<float> poisoned = Run(Kernels::kMma, small);
     for (size_t i = 0; i < clean.size(); ++i) {
       const auto feature = static_cast<int>(i % 128);
@@ -282,8 +169,7 @@ TEST_F(AttentionShapesOnGpu, Decode) {
        {std::pair{64, 64}, {128, 128}, {192, 128}, {256, 256}, {256, 128}, {512, 512}, {512, 64}}) {
     for (const bool fp8 : {false, true}) {
       Compare(Kernels::kDecode, {key_dim, value_dim, fp8}, tokens);
-      Compare(Kernels::kDecode, {key_dim, value_dim, fp8, Element::kBf16, 5.0F, 100, false, true},
-              tokens);
+      Compare(Kernels::kDecode, {key_dim, value_dim, fp8, true, 5.0F, 100, false, true}, tokens);
     }
   }
 }
@@ -291,7 +177,7 @@ TEST_F(AttentionShapesOnGpu, Decode) {
 TEST_F(AttentionShapesOnGpu, Latents) {
   for (const bool fp8 : {false, true}) {
     for (const int group : {16, 5}) {
-      AttentionCase of = {576, 512, fp8, Element::kF32};
+      AttentionCase of = {576, 512, fp8};
       of.latent = true;
       of.kv_heads = 1;
       of.group = group;
@@ -311,7 +197,7 @@ TEST_F(AttentionShapesOnGpu, Latents) {
 // The bits do not depend on the tile, and so not on the card.
 TEST_F(AttentionShapesOnGpu, ExactAttentionHasTheSameBits) {
   for (const int key_dim : {128, 512, 576, 1024}) {
-    Fill({key_dim, 128, false, Element::kF32, 0, 0, false, true}, kPrompts);
+    Load(AttentionProblem({key_dim, 128, false, false, 0, 0, false, true}, kPrompts));
     const std::vector<float> expected = Run(Kernels::kExact, own_);
     for (const Card& card : Cards()) {
       if (card.shape.shared_bytes > own_.shared_bytes) continue;
