@@ -32,6 +32,14 @@ int DeviceCode() {
   return code.load(std::memory_order_relaxed);
 }
 
+NoCode WhyNoCode() {
+  cudaFuncAttributes attributes;
+  const cudaError_t error =
+      cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(&Probe));
+  cudaGetLastError();
+  return {cudaGetErrorString(error), error == cudaErrorUnsupportedPtxVersion};
+}
+
 const char* BuiltCodes() { return MARLIN_CUDA_CODES; }
 
 }  // namespace marlin::cuda

@@ -8,7 +8,14 @@ namespace marlin::cuda {
 /// 8.6 or of 9.0 in a build for 8.0 alone); 0: this build has no code for the device.
 int DeviceCode();
 
-/// The capabilities of this build, for messages: "8.0, 9.0a".
+/// Why DeviceCode() is 0.
+struct NoCode {
+  const char* why;       ///< CUDA's words.
+  bool driver_is_older;  ///< Than the toolkit that made the PTX.
+};
+NoCode WhyNoCode();
+
+/// The capabilities of this build, for messages: "8.0, 9.0a, 10.0 with PTX".
 const char* BuiltCodes();
 
 }  // namespace marlin::cuda
