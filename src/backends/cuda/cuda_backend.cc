@@ -150,7 +150,10 @@ class CudaBackend final : public Backend {
   double Cost(const KernelDesc& kernel, const GemmDesc& desc) const override {
     return FamilyOf(kernel).microseconds(desc, shape_);
   }
-  std::string_view ShippedTuning() const override { return cuda::ShippedTuning(); }
+  /// Measured with Hopper's kernels: no guide for other code on such a device.
+  std::string_view ShippedTuning() const override {
+    return shape_.has_wgmma ? cuda::ShippedTuning() : std::string_view();
+  }
 
   Result<std::shared_ptr<const PlannedGemm>> Plan(
       const KernelDesc& kernel, const GemmDesc& desc, const KernelVariant& variant,
