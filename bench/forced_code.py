@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Measures the code of an older GPU on a newer one, beside cuBLAS and the newer GPU's own kernels.
+"""Measures the code of an older GPU on a newer one, with cuBLAS and the newer GPU's own kernels.
 
     bench/forced_code.py FORCED OWN --commit HASH [-o FILE] [--all] [--quick]
 
-FORCED is a metal-marlin of a build with -DMARLIN_CUDA_ARCH=80, OWN one of the GPU's own code. Each
-measures the kernels that it plans for FP4, u4 and 2:4 weights in groups of 128; FORCED also cuBLAS in
-bf16, in turn with its kernels. Takes less than a minute of an H200; --all measures every kernel and
-tiling of FORCED, which takes several; --quick one matrix. Writes the record and prints what the
-kernels of FORCED reach: of OWN's speed for one row, of cuBLAS's for more.
+FORCED is a metal-marlin of a build with -DMARLIN_CUDA_ARCH=80, OWN one with the GPU's code. Each
+measures the kernels that it plans for FP4, u4 and 2:4 weights in groups of 128; FORCED also cuBLAS
+in bf16, in turn with its kernels. Takes less than a minute of an H200; --all measures every kernel
+and tiling of FORCED, which takes several; --quick one matrix. Writes the record and prints what
+the kernels of FORCED reach: of OWN's speed for one row, of cuBLAS's for more.
 """
 
 from __future__ import annotations
@@ -79,19 +79,25 @@ def weights_of(row: dict[str, Any]) -> str:
 
 def seconds_of(documents: list[dict[str, Any]]) -> dict[tuple[str, int, int, int], dict[str, Any]]:
     """Maps (weights, n, k, m) -> the result of the planned kernel."""
-    return {(weights_of(row), row["n"], row["k"], row["m"]): row
-            for document in documents for row in document["results"]}  # fmt: skip
+    return {
+        (weights_of(row), row["n"], row["k"], row["m"]): row
+        for document in documents
+        for row in document["results"]
+    }
 
 
 def summary(forced: list[dict[str, Any]], own: list[dict[str, Any]]) -> str:
-    """Returns a line for each problem, with what is less than wanted marked, and a count of these."""
+    """Returns a line for each problem, with marks where less is reached than wanted."""
     others = seconds_of(own)
-    lines = [f"{'weights':14} {'n x k':>12} {'m':>5} {'us':>9} {'of own':>7} {'of cuBLAS':>9}  kernel"]
+    columns = ("weights", "n x k", "m", "us", "of own", "of cuBLAS", "kernel")
+    lines = ["{:14} {:>12} {:>5} {:>9} {:>7} {:>9}  {}".format(*columns)]
     missed = 0
     for (weights, n, k, m), row in seconds_of(forced).items():
         other = others.get((weights, n, k, m))
-        fractions = {"own": other["seconds"] / row["seconds"] if other else None,
-                     "cuBLAS": row["peers"][0]["speedup"] if row.get("peers") else None}  # fmt: skip
+        fractions = {
+            "own": other["seconds"] / row["seconds"] if other else None,
+            "cuBLAS": row["peers"][0]["speedup"] if row.get("peers") else None,
+        }
         what, least = WANTED.get(m, ("", 0))
         reached = fractions.get(what)
         is_less = reached is not None and reached < least

@@ -29,8 +29,8 @@ function(marlin_gpu_capabilities output)
   set(${output} "${found}" PARENT_SCOPE)
 endfunction()
 
-# Sets CMAKE_CUDA_ARCHITECTURES: what the user has set, else what this machine's GPUs run, or without
-# one, and for `all`, every row of MarlinCudaCodes.cmake. MARLIN_CUDA_CODE_NAMES names the codes.
+# Sets CMAKE_CUDA_ARCHITECTURES to the user's, or to the code of this machine's GPUs, or without one,
+# and for `all`, to every row of MarlinCudaCodes.cmake. MARLIN_CUDA_CODE_NAMES names the codes.
 macro(marlin_cuda_architectures)
   marlin_gpu_capabilities(gpus)
   execute_process(COMMAND ${CUDAToolkit_NVCC_EXECUTABLE} --list-gpu-code OUTPUT_VARIABLE known)
@@ -143,9 +143,9 @@ endfunction()
 
 # marlin_cuda_instances(output hopper_output DIRECTORY): generates a source from
 # plan/instance.cu.in for every kernel of plan/instances.def and every kind of its tiles that
-# MARLIN_CUDA_KINDS has, so that they compile in parallel and rebuild separately; those of Hopper's
-# own kernels apart. MARLIN_CUDA_KIND_BITS has a bit for every kind that is built, in the order of
-# CodeKind.
+# MARLIN_CUDA_KINDS has, so that they compile in parallel and rebuild separately; the sources of
+# Hopper's own kernels apart. MARLIN_CUDA_KIND_BITS has a bit for every kind that is built, in the
+# order of CodeKind.
 function(marlin_cuda_instances output hopper_output directory)
   set(table ${directory}/plan/instances.def)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${table})

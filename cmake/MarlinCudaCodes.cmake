@@ -1,7 +1,7 @@
 # The compute capabilities that CUDA kernels are compiled for. Functions without side effects;
 # tests/checks/cuda_codes_test.cmake calls them.
 
-# A row per code that differs: 8.6 to 8.8 run the code of 8.0, 10.3 that of 10.0, 12.1 that of 12.0.
+# A row per code that differs: 8.6 to 8.8 run 8.0's, 10.3 runs 10.0's, and 12.1 runs 12.0's.
 # Hopper's own kernels need 9.0a. The PTX of 10.0 is for what comes later, and for 11.0.
 set(MARLIN_CUDA_ROWS 80-real 89-real 90a-real 100 120-real)
 

@@ -73,8 +73,8 @@ SOURCES = {
 # Capability times ten -> the pinned counts of its code on a newer GPU (MARLIN_CUDA_ARCH).
 FORCED = {code: f"expected_counts_cuda_{code}.json" for code in (80, 89, 90)}
 CARDS = """
-Written for Ampere (8.0, 8.6), Ada (8.9), Hopper (9.0) and Blackwell (10.0, 12.0). Only Hopper's code
-has run on a card of its own; the code of the others has **never run on those cards**{0}.
+Written for Ampere (8.0, 8.6), Ada (8.9), Hopper (9.0) and Blackwell (10.0, 12.0). Only Hopper's
+code has run on a card of its own; the code for the others has **never run on those cards**{0}.
 """
 HEAD = """\
 # Where each kernel has run

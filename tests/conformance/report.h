@@ -28,8 +28,9 @@ using Counts = std::vector<RowCounts>;
 /// the first the file has a name of its own, "expected_counts_cuda_80.json".
 std::string CountsPath(const std::string& path, const std::optional<DeviceProperties>& cuda);
 
-/// Compares with the pinned counts, those of code 8.0 where a later code has none: a row that this machine can run must not pass fewer cases than
-/// pinned, nor have more unsupported or mistrusted ones. Returns one line per violation.
+/// Compares with the pinned counts, of code 8.0 where a later code has none: a row that this
+/// machine can run must not pass fewer cases than pinned, nor have more unsupported or mistrusted
+/// ones. Returns one line per violation.
 std::vector<std::string> CompareCounts(const Machine& machine, const Counts& counts,
                                        const std::string& path);
 

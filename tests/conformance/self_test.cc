@@ -244,9 +244,11 @@ TEST(CountsPath, HasAFileForEachCodeButHoppers) {
   DeviceProperties cuda;
   EXPECT_EQ(CountsPath("a/cuda.json", cuda), "a/cuda.json");
   cuda.has_wgmma = false;
-  for (const auto& [code, name] :
-       {std::pair(80, "a/cuda_80.json"), {86, "a/cuda_80.json"}, {89, "a/cuda_89.json"},
-        {90, "a/cuda_90.json"}, {120, "a/cuda_90.json"}}) {
+  for (const auto& [code, name] : {std::pair(80, "a/cuda_80.json"),
+                                   {86, "a/cuda_80.json"},
+                                   {89, "a/cuda_89.json"},
+                                   {90, "a/cuda_90.json"},
+                                   {120, "a/cuda_90.json"}}) {
     cuda.cuda_code = code;
     EXPECT_EQ(CountsPath("a/cuda.json", cuda), name) << code;
   }

@@ -15,7 +15,7 @@ sys.path[:0] = [str(ROOT / "bench")]
 
 import forced_code  # noqa: E402
 
-# A metal-marlin with a made-up GPU, whose times are CODE times those of cuBLAS.
+# A metal-marlin with a made-up GPU, on which cuBLAS takes a second.
 COMMAND = """\
 #!{python}
 import json, sys

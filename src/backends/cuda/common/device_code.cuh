@@ -1,4 +1,4 @@
-// What the compute capability that is being compiled for has. A kernel with a part that a capability
+// The instructions of the compute capability that is compiled for. A kernel with a part that one
 // lacks asks with `if constexpr`; the host asks DeviceShape, which knows the code that runs.
 #pragma once
 

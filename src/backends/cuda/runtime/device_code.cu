@@ -1,9 +1,9 @@
-#include "backends/cuda/runtime/device_code.h"
-
 #include <cuda_runtime_api.h>
 
 #include <array>
 #include <atomic>
+
+#include "backends/cuda/runtime/device_code.h"
 
 namespace marlin::cuda {
 namespace {

@@ -1,5 +1,5 @@
-// The compute capability whose code a device runs, which is not always its own: a build has code for
-// some capabilities, and the driver takes the latest that the device can run.
+// The compute capability whose code a device runs, which is not always its own: a build has code
+// for some capabilities, and the driver takes the latest that the device can run.
 #pragma once
 
 namespace marlin::cuda {

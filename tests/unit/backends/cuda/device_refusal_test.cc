@@ -1,4 +1,4 @@
-// What users are told about devices that cannot be opened.
+// The reasons that users read for devices that cannot be opened.
 #include "backends/cuda/plan/device_refusal.h"
 
 #include <gtest/gtest.h>

@@ -28,8 +28,8 @@ class GpuTest : public Parent {
 
   const Device& device() const { return *device_; }
 
-  /// The kernel of a name with "wgmma", or where the device runs none of these the one in its place,
-  /// with "mma"; empty if the device has neither.
+  /// The kernel of a name with "wgmma", or where the device runs none of these the kernel in its
+  /// place, with "mma"; empty if the device has neither.
   std::string KernelHere(std::string name) const {
     if (Runs(name)) return name;
     if (const size_t at = name.find("wgmma"); at != std::string::npos) name.replace(at, 5, "mma");
