@@ -13,7 +13,7 @@ constexpr DeviceSupport kAmpere = {"cuda:0", "NVIDIA A100", 80, 80, "8.0, 9.0a"}
 
 TEST(DeviceRefusal, TakesAmpereAndLater) {
   DeviceSupport device = kAmpere;
-  for (const auto [capability, code] :
+  for (const auto& [capability, code] :
        {std::pair(80, 80), {86, 80}, {89, 80}, {90, 90}, {100, 90}, {120, 120}}) {
     device.capability = capability;
     device.code = code;
