@@ -104,8 +104,11 @@ def usage_errors(listing: str) -> list[str]:
     machines: dict[str, set[str]] = {}
     errors = []
     machine = name = ""
+    is_machine_code = False
     for line in listing.splitlines():
-        if match := re.match(r"arch = (\w+)", line):
+        if line.startswith("Fatbin "):
+            is_machine_code = line.startswith("Fatbin elf code")
+        elif is_machine_code and (match := re.match(r"arch = (\w+)", line)):
             machine = match.group(1)
             machines.setdefault(machine, set())
         elif match := re.match(r"\s*Function (\S+):", line):
@@ -204,6 +207,7 @@ def self_test() -> None:
     assert not usage_errors(usage.format(48 * 1024, whole))
     assert len(usage_errors(usage.format(48 * 1024 + 4, whole))) == 1
     assert usage_errors(usage.format(0, "")) == ["f: no code for sm_89"]
+    assert not usage_errors(usage.format(0, whole) + "Fatbin ptx code:\narch = sm_90a\n")
 
     listing = "ELF file    1: f.1.sm_80.cubin\nPTX file    1: f.1.sm_90a.ptx\n"
     assert not list_errors(listing, wanted("80-real,90a-virtual"))
