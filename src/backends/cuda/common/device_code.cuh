@@ -1,6 +1,5 @@
-// What the compute capability that is being compiled for has. A kernel with a part that a
-// capability lacks asks with `if constexpr`; the host asks DeviceShape, which knows the code that
-// runs.
+// The instructions of the compute capability that is compiled for. A kernel with a part that one
+// lacks asks with `if constexpr`; the host asks DeviceShape, which knows the code that runs.
 #pragma once
 
 namespace marlin::cuda {

@@ -40,15 +40,16 @@ class GraphCapture : public GpuTest<::testing::TestWithParam<Problem>> {
   void SetUp() override {
     GpuTest::SetUp();
     if (IsSkipped()) return;
+    const Problem& problem = GetParam();
+    options_.kernel = KernelHere(problem.kernel);
+    if (options_.kernel.empty()) GTEST_SKIP() << "this device does not run " << problem.kernel;
     weights_ = PrepareGaussian(device(), kK, kN, 11);
     stream_ = MakeStream();
-    const Problem& problem = GetParam();
     input_ = Make(problem.m * kK * DTypeBytes(problem.a_type));
     direct_ = Make(OutBytes());
     captured_ = Make(OutBytes());
-    options_.kernel = problem.kernel;
     options_.gated = problem.gated;
-    if (options_.kernel.starts_with("marlin_gemm_fp8")) options_.accuracy = Accuracy::kW4A8;
+    if (options_.kernel.find("fp8") != std::string::npos) options_.accuracy = Accuracy::kW4A8;
     options_.allow_bf16_activations = true;
     options_.stream = stream_.get();
     const Result<GemmPlan> plan = PlanGemm(device(), A(), weights_, Out(direct_), options_);
