@@ -1,5 +1,5 @@
-// Asynchronous primitives: mbarriers and cp.async of every capability, and those of 9.0 and later:
-// TMA bulk and tensor copies, cluster barriers and DSMEM stores, programmatic dependent launch.
+// Asynchronous primitives: mbarriers and cp.async for every capability, and from 9.0 on TMA bulk
+// and tensor copies, cluster barriers and DSMEM stores, programmatic dependent launch.
 //
 // Code of an earlier capability has neither clusters nor bulk copies: their functions trap there,
 // and the host's plans (DeviceShape) never ask for them. Fences and waits that belong to them do
@@ -101,19 +101,23 @@ MARLIN_DEVICE void CopyAsync16(uint32_t to, const void* from, int bytes) {
 MARLIN_DEVICE void CopyAsync16(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
-/// Copies a multiple of 16 bytes by cp.async of all lanes of a warp; `kLeast`: known to be copied.
+/// Copies a multiple of 16 bytes by cp.async of all lanes of a warp; at least `kLeast` bytes.
 template <int kLeast = 0>
-MARLIN_DEVICE void CopyByLanes(uint32_t to, const void* from, int bytes) {
+MARLIN_DEVICE void CopyByLanes(uint32_t to, const void* from, int bytes, int lane) {
   constexpr int kAtOnce = 32 * 16;
   constexpr int kWhole = kLeast / kAtOnce * kAtOnce;
-  int mine;
-  asm("mov.u32 %0, %%laneid;" : "=r"(mine));
-  mine *= 16;
+  const int mine = lane * 16;
   const uint8_t* const of_lane = static_cast<const uint8_t*>(from) + mine;
 #pragma unroll
   for (int i = 0; i < kWhole; i += kAtOnce) CopyAsync16(to + mine + i, of_lane + i);
 #pragma unroll 1
   for (int i = kWhole; i + mine < bytes; i += kAtOnce) CopyAsync16(to + mine + i, of_lane + i);
+}
+template <int kLeast = 0>
+MARLIN_DEVICE void CopyByLanes(uint32_t to, const void* from, int bytes) {
+  int lane;
+  asm("mov.u32 %0, %%laneid;" : "=r"(lane));
+  CopyByLanes<kLeast>(to, from, bytes, lane);
 }
 
 /// Ends a group of this thread's cp.async copies.
@@ -168,7 +172,7 @@ MARLIN_DEVICE void CopyByWarp(uint32_t to, const void* from, int bytes, uint32_t
 /// CopyBulk, multicast to the CTAs of the cluster whose bits are set, at the same address in each.
 MARLIN_DEVICE void CopyBulkToCluster(uint32_t to, const void* from, int bytes, uint32_t barrier,
                                      uint32_t blocks) {
-  if constexpr (kHasTma) {
+  if constexpr (kHasMulticast) {
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
         "[%0], [%1], %2, [%3], %4;" ::"r"(to),

@@ -126,7 +126,7 @@ cudaError_t Load<GatedDeltaCall>() {
   return cudaSuccess;
 }
 
-int64_t WorkspaceBytes(const GatedDeltaCall& call) {
+int64_t WorkspaceBytes(const GatedDeltaCall& call, const DeviceShape& /*device*/) {
   const PagedCache states = CacheOf(call.states);
   const DeltaPlan plan = PlanOf(call, states);
   // Never nothing: a captured launch's counters belong to its workspace.

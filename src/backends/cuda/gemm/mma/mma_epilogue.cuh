@@ -63,13 +63,36 @@ MARLIN_DEVICE bool AddSplits(const MmaArguments& args, int item, int split, uint
   return true;
 }
 
+/// Puts the sums of kMmaExchangeTokens tokens into shared memory, [token][MmaExchangeStride]; the
+/// loop makes register indices constants.
+template <int kOctets>
+MARLIN_DEVICE void PutSums(const float (&acc)[kOctets][2][4], int chunk, int warps,
+                           float* exchange) {
+  constexpr int kGroups = kMmaExchangeTokens / 8;  ///< n8 tiles of tokens at a time.
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  const int warp = static_cast<int>(threadIdx.x) >> 5;
+  const int stride = MmaExchangeStride(warps);
+  float* const to = exchange + (lane & 3) * 2 * stride + warp * kStripOutputs + (lane >> 2);
+#pragma unroll
+  for (int c = 0; c < kOctets / kGroups; ++c) {
+    if (c != chunk) continue;
+#pragma unroll
+    for (int o = 0; o < kGroups; ++o) {
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        // Sum e % 4 of 16 outputs e / 4.
+        to[(o * 8 + (e & 1)) * stride + (e >> 2) * 16 + (e >> 1 & 1) * 8] =
+            acc[c * kGroups + o][e >> 2][e & 3];
+      }
+    }
+  }
+}
+
 /// Stores the sums of an output tile through shared memory, kMmaExchangeTokens tokens at a time, so
 /// that a warp stores adjacent outputs of a token, and gates meet their ups. In rolled loops:
 /// unrolled this code would be larger than the mainloop.
 template <int kTokens>
 struct MmaEpilogue {
-  static constexpr int kGroups = kMmaExchangeTokens / 8;  ///< n8 tiles of tokens at a time.
-
   const MmaArguments& args;
   const MmaItem& item;
   int split;
@@ -81,7 +104,7 @@ struct MmaEpilogue {
     for (int chunk = 0; chunk < kTokens / kMmaExchangeTokens; ++chunk) {
       const int first_m = item.token_tile * kTokens + chunk * kMmaExchangeTokens;
       if (first_m >= args.m) break;
-      Put(acc, chunk);
+      PutSums(acc, chunk, Warps(), exchange);
       __syncthreads();
       if (args.half_strips != 0) {
         StoreGated(first_m);
@@ -95,27 +118,6 @@ struct MmaEpilogue {
  private:
   static MARLIN_DEVICE int Thread() { return static_cast<int>(threadIdx.x); }
   static MARLIN_DEVICE int Warps() { return static_cast<int>(blockDim.x) >> 5; }
-
-  /// Stores the sums of a chunk; the loop makes register indices constants.
-  MARLIN_DEVICE void Put(const float (&acc)[kTokens / 8][2][4], int chunk) const {
-    const int lane = Thread() & 31;
-    const int stride = MmaExchangeStride(Warps());
-    float* const to =
-        exchange + (lane & 3) * 2 * stride + (Thread() >> 5) * kStripOutputs + (lane >> 2);
-#pragma unroll
-    for (int c = 0; c < kTokens / kMmaExchangeTokens; ++c) {
-      if (c != chunk) continue;
-#pragma unroll
-      for (int o = 0; o < kGroups; ++o) {
-#pragma unroll
-        for (int e = 0; e < 8; ++e) {
-          // Sum e % 4 of 16 outputs e / 4.
-          to[(o * 8 + (e & 1)) * stride + (e >> 2) * 16 + (e >> 1 & 1) * 8] =
-              acc[c * kGroups + o][e >> 2][e & 3];
-        }
-      }
-    }
-  }
 
   /// Two outputs of a token at a time.
   MARLIN_DEVICE void StorePairs(int first_m) const {

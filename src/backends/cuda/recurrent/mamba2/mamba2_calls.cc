@@ -75,7 +75,7 @@ cudaError_t Load<Mamba2Call>() {
   return cudaSuccess;
 }
 
-int64_t WorkspaceBytes(const Mamba2Call& call) {
+int64_t WorkspaceBytes(const Mamba2Call& call, const DeviceShape& /*device*/) {
   const PagedCache states = CacheOf(call.states);
   return SlabTableBytes(states) + SumsBytes(call) + PlanOf(call, states).part_bytes;
 }
