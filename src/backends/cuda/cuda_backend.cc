@@ -7,6 +7,7 @@
 #include <string>
 
 #include "backends/cuda/common/cuda_gemm.h"
+#include "backends/cuda/common/launch.h"
 #include "backends/cuda/decoder/cuda_decoder.h"
 #include "backends/cuda/gemm/cublas/cublas_launch.h"
 #include "backends/cuda/gemm/wgmma/wgmma_launch.h"
@@ -63,9 +64,10 @@ class CudaBackend final : public Backend {
       : device_(std::make_shared<DeviceHandle>()), properties_(properties) {
     device_->index = index;
     shape_.multiprocessors = properties.multiProcessorCount;
-    shape_.shared_bytes = static_cast<int>(properties.sharedMemPerBlockOptin);
     shape_.costs = &CostsOf(properties.name);
     const DeviceScope scope(index);
+    shape_.shared_bytes = static_cast<int>(properties.sharedMemPerBlockOptin);
+    if (MostShared(&shape_.shared_bytes) != cudaSuccess) cudaGetLastError();
     shape_.code = DeviceCode();
     shape_.has_wgmma = IsHopperBuilt() && properties.major == 9 && shape_.code == 90;
     if (!shape_.has_tma()) return;
