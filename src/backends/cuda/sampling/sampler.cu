@@ -258,8 +258,11 @@ class RowSampler {
   }
 
   static MARLIN_DEVICE Shared& InBlock(Shared& shared, int rank) {
-    if constexpr (kCluster == 1) return shared;
-    return *ObjectInBlock(&shared, rank);
+    if constexpr (kCluster == 1) {
+      return shared;
+    } else {
+      return *ObjectInBlock(&shared, rank);
+    }
   }
   MARLIN_DEVICE const Shared& SharedOf(int rank) const { return InBlock(shared_, rank); }
 
@@ -600,7 +603,7 @@ Status Run(const SampleTokensCall& call, const CallContext& context) {
                                 context.errors};
   // As many CTAs as run at once: their registers leave room for one on an SM.
   constexpr int kFewRows = 16;
-  const auto launch = !context.shape.has_tma() ? &LaunchClusters<1, 1024>
+  const auto launch = !context.shape.has_tma() ? &LaunchClusters<1, 512>
                       : args.rows <= kFewRows  ? &LaunchClusters<8, 256>
                                                : &LaunchClusters<2, 512>;
   return context.Check(launch(args, context.stream), "sample");

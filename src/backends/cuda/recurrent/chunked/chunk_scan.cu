@@ -56,12 +56,13 @@ class ScanCopies {
  private:
   /// Keys and queries of chunk `slot` of the turn, the CTA's n-th.
   MARLIN_DEVICE void RequestPair(int slot, int n) const {
-    if constexpr (!kCopies) return;
-    constexpr int kBytes = Shared::kPairFloats * 4;
-    const Copies copies(Barrier(n & 1), kBytes);
-    copies.Copy(shared_ + (n & 1) * kBytes, turn_.parts + turn_.Layout().KeysAt(slot, key_head_),
-                kBytes);
-    copies.End();
+    if constexpr (kCopies) {
+      constexpr int kBytes = Shared::kPairFloats * 4;
+      const Copies copies(Barrier(n & 1), kBytes);
+      copies.Copy(shared_ + (n & 1) * kBytes, turn_.parts + turn_.Layout().KeysAt(slot, key_head_),
+                  kBytes);
+      copies.End();
+    }
   }
   /// `is_last`: no chunk follows, whose parts then come into L2 meanwhile.
   MARLIN_DEVICE void RequestHead(int slot, bool is_last) const {
