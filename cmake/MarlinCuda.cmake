@@ -12,46 +12,60 @@ option(MARLIN_CUDA_RACECHECK
 # (bf16, fp16). A build with some of the kinds compiles in a fraction of the time and refuses to
 # prepare weights of the other kinds on a GPU.
 set(MARLIN_CUDA_KINDS ALL CACHE STRING "Code kinds to build CUDA kernels for: ALL or a list")
-# The code of an older GPU, to test it on a newer one: 80 compiles what GPUs of 8.0 run for the GPU
-# of this machine (or for 9.0), without what is newer, and in place of CMAKE_CUDA_ARCHITECTURES.
+# The code of an older GPU, to test it on a newer one: 80 compiles what GPUs of 8.0 run for this
+# machine's GPU (or for 9.0), without what is newer, and in place of CMAKE_CUDA_ARCHITECTURES.
 set(MARLIN_CUDA_ARCH "" CACHE STRING "Compile CUDA as for this compute capability, such as 80, to \
 run it on a later one")
+include(MarlinCudaCodes)
 
-# The capability of the first GPU, times ten; empty where none is visible.
-function(marlin_gpu_capability output)
+# The capabilities of this machine's GPUs that can run the kernels, times ten.
+function(marlin_gpu_capabilities output)
   execute_process(COMMAND nvidia-smi --query-gpu=compute_cap --format=csv,noheader
                   OUTPUT_VARIABLE found ERROR_QUIET RESULT_VARIABLE result)
-  string(REGEX MATCH "^[0-9]+\\.[0-9]" found "${found}")
-  string(REPLACE "." "" found "${found}")
+  string(REGEX MATCHALL "[0-9]+\\.[0-9]" found "${found}")
+  list(TRANSFORM found REPLACE "\\." "")
+  list(REMOVE_DUPLICATES found)
+  list(FILTER found EXCLUDE REGEX "^[1-7].$")
   set(${output} "${found}" PARENT_SCOPE)
 endfunction()
 
-# Sets CMAKE_CUDA_ARCHITECTURES where nobody has: to this machine's GPU, or without one to all that
-# the toolkit knows. 8.6 runs the code of 8.0, what comes after 12.0 the PTX of 12.0.
+# Sets CMAKE_CUDA_ARCHITECTURES to the user's, or to the code of this machine's GPUs, or without one,
+# and for `all`, to every row of MarlinCudaCodes.cmake. MARLIN_CUDA_CODE_NAMES names the codes.
 macro(marlin_cuda_architectures)
-  marlin_gpu_capability(gpu)
+  marlin_gpu_capabilities(gpus)
+  execute_process(COMMAND ${CUDAToolkit_NVCC_EXECUTABLE} --list-gpu-code OUTPUT_VARIABLE known)
+  string(REGEX MATCHALL "[0-9]+" known "${known}")
   if(MARLIN_CUDA_ARCH)
+    if(NOT gpus)
+      set(gpus 90)
+    endif()
+    marlin_forced_code_flags(MARLIN_CUDA_CODE_FLAGS ${MARLIN_CUDA_ARCH} ${gpus})
+    marlin_code_names(MARLIN_CUDA_CODE_NAMES ${MARLIN_CUDA_ARCH}-real)
     set(CMAKE_CUDA_ARCHITECTURES OFF)
-    if(NOT gpu)
-      set(gpu 90)
-    endif()
-    set(MARLIN_CUDA_CODE_FLAGS
-        "-gencode=arch=compute_${MARLIN_CUDA_ARCH},code=sm_${gpu}")
-  elseif(NOT CMAKE_CUDA_ARCHITECTURES)
-    if(gpu STREQUAL "90")
-      set(CMAKE_CUDA_ARCHITECTURES 90a-real)
-    elseif(gpu)
-      set(CMAKE_CUDA_ARCHITECTURES ${gpu}-real)
+  else()
+    set(wanted_codes ${CMAKE_CUDA_ARCHITECTURES})
+    if(wanted_codes MATCHES "^all" OR NOT (gpus OR wanted_codes))
+      marlin_known_rows(CMAKE_CUDA_ARCHITECTURES ${known})
+    elseif(wanted_codes AND NOT wanted_codes STREQUAL "native")
+      marlin_usable_codes(CMAKE_CUDA_ARCHITECTURES ${wanted_codes})
     else()
-      set(CMAKE_CUDA_ARCHITECTURES 80-real 89-real 90a-real)
-      if(CUDAToolkit_VERSION VERSION_GREATER_EQUAL 12.8)
-        list(APPEND CMAKE_CUDA_ARCHITECTURES 100-real 120)
-      endif()
+      set(CMAKE_CUDA_ARCHITECTURES "")
+      foreach(gpu IN LISTS gpus)
+        marlin_rows_for_gpu(rows ${gpu} ${known})
+        list(APPEND CMAKE_CUDA_ARCHITECTURES ${rows})
+      endforeach()
+      list(REMOVE_DUPLICATES CMAKE_CUDA_ARCHITECTURES)
     endif()
+    if(NOT CMAKE_CUDA_ARCHITECTURES)
+      message(FATAL_ERROR "CMAKE_CUDA_ARCHITECTURES: expected 80 or later, all, or native on a "
+                          "machine with a GPU of 8.0 or later, got '${wanted_codes}'")
+    endif()
+    marlin_code_names(MARLIN_CUDA_CODE_NAMES ${CMAKE_CUDA_ARCHITECTURES})
   endif()
   # Hopper's own kernels are compiled for 9.0a alone.
   set(MARLIN_HOPPER_ARCHITECTURES ${CMAKE_CUDA_ARCHITECTURES})
   list(FILTER MARLIN_HOPPER_ARCHITECTURES INCLUDE REGEX "^90a")
+  message(STATUS "CUDA code: ${MARLIN_CUDA_CODE_NAMES}")
 endmacro()
 
 set(MARLIN_HAVE_CUDA OFF)
@@ -61,9 +75,10 @@ set(wanted ${MARLIN_CUDA})
 if(wanted MATCHES "AUTO|NVCC" AND (CMAKE_CROSSCOMPILING OR MARLIN_SANITIZE OR MARLIN_BUILD_FUZZERS))
   set(wanted OFF)
 elseif(wanted STREQUAL "AUTO")
-  execute_process(COMMAND nvidia-smi -L OUTPUT_VARIABLE gpus ERROR_QUIET RESULT_VARIABLE result)
-  if(NOT gpus MATCHES "^GPU")
-    message(STATUS "CUDA backend: no GPU is visible; -DMARLIN_CUDA=NVCC builds it where nvcc is found")
+  marlin_gpu_capabilities(gpus)
+  if(NOT gpus)
+    message(STATUS "CUDA backend: no GPU of 8.0 or later is visible; -DMARLIN_CUDA=NVCC builds it "
+                   "where nvcc is found")
     set(wanted OFF)
   endif()
 endif()
@@ -128,9 +143,9 @@ endfunction()
 
 # marlin_cuda_instances(output hopper_output DIRECTORY): generates a source from
 # plan/instance.cu.in for every kernel of plan/instances.def and every kind of its tiles that
-# MARLIN_CUDA_KINDS has, so that they compile in parallel and rebuild separately; those of Hopper's
-# own kernels apart. MARLIN_CUDA_KIND_BITS has a bit for every kind that is built, in the order of
-# CodeKind.
+# MARLIN_CUDA_KINDS has, so that they compile in parallel and rebuild separately; the sources of
+# Hopper's own kernels apart. MARLIN_CUDA_KIND_BITS has a bit for every kind that is built, in the
+# order of CodeKind.
 function(marlin_cuda_instances output hopper_output directory)
   set(table ${directory}/plan/instances.def)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${table})

@@ -44,7 +44,9 @@ SOURCES = {
     "cuda": [
         (r"marlin_gemv(_sparse)?_mma", "gemv_kernel.cuh", "GemvKernel("),
         (r"marlin_gemm(_sparse)?_wgmma", "wgmma_kernel.cuh", "WgmmaKernel("),
+        (r"marlin_gemm(_sparse)?_mma", "mma_kernel.cuh", "MmaKernel("),
         (r"marlin_gemm_fp8_wgmma", "fp8_kernel.cuh", "Fp8Kernel("),
+        (r"marlin_gemm_fp8_mma", "fp8_quantize.cu", "RoundRowsKernel("),
         (r"marlin_gemm_cuda_exact", "exact_kernel.cuh", "ExactGemmKernel("),
         (r"marlin_gemm_fp4(_single_stage|_striped)?", "staged_gemm.cu",
          "marlin_gemm_fp4"),
@@ -69,6 +71,12 @@ SOURCES = {
         (r"marlin_router_\w+", "cpu_router.cc", "RouteTokens"),
     ],
 }
+# Capability times ten -> the pinned counts of its code on a newer GPU (MARLIN_CUDA_ARCH).
+FORCED = {code: f"expected_counts_cuda_{code}.json" for code in (80, 89, 90)}
+CARDS = """
+Written for Ampere (8.0, 8.6), Ada (8.9), Hopper (9.0) and Blackwell (10.0, 12.0). Only Hopper's
+code has run on a card of its own; the code for the others has **never run on those cards**{0}.
+"""
 HEAD = """\
 # Where each kernel has run
 
@@ -82,6 +90,7 @@ a kernel has not run.
   failure there needs a second witness; speed is not measured there.
 - `nvidia-gpu:NAME`, `cpu:NAME`: measured there, in a record; without a name: conformance cases were
   compared on such a device, which the pinned counts do not name.
+- `nvidia-gpu, code of 8.0`: the same with the code of an older GPU, forced on a newer one.
 - `host-simulator`: conformance cases were compared in the simulator of Metal kernels, which runs
   them on a CPU and says nothing about speed, about Apple's compiler, or about its GPUs.
 - `emulator`: conformance cases were compared on an emulated CPU (`./dev nightly`, qemu).
@@ -106,6 +115,8 @@ def benched(document: dict[str, Any]) -> dict[tuple[str, str], set[str]]:
         if run.get("level") == "peer":  # Another library's kernels (bench/record.py).
             continue
         name, model = run["device"]["name"], run["device"]["model"]
+        if "forced" in run.get("level", ""):  # bench/forced_code.py
+            model += f", {run['level'].split(',')[0]}"
         backend = name.split(":")[0]
         for result in run["results"]:
             for kernel in [result, *result.get("candidates", [])]:
@@ -148,7 +159,21 @@ def places(backend: str, kernel: str, root: Path, records: list[dict[str, Any]])
     pinned = read_json(root / "tests" / "conformance" / counts_file)
     if pinned.get(kernel, {}).get("passed", 0) > 0 and (backend == "metal" or not models):
         found.append("`emulator`" if kernel.endswith("_neon") else f"`{counted_on}`")
+    if backend == "cuda":
+        found += [f"`{counted_on}, code of {code / 10}`" for code in FORCED
+                  if forced_counts(root, code).get(kernel, {}).get("passed", 0) > 0]
     return [place for place in found if place] or ["`not-run`"]
+
+
+def forced_counts(root: Path, code: int) -> Any:
+    return read_json(root / "tests" / "conformance" / FORCED[code])
+
+
+def cards(root: Path) -> str:
+    """Returns which GPUs CUDA is written for, and which of their code has run anywhere."""
+    ran = [str(code / 10) for code in FORCED if forced_counts(root, code)]
+    tested = f": tested as {' and '.join(ran)} code on Hopper" if ran else ", nor on another yet"
+    return CARDS.format(tested)
 
 
 def source_of(backend: str, kernel: str) -> tuple[str, str] | None:
@@ -190,7 +215,10 @@ def page(root: Path) -> str:
         others = ("marlin_dequantize_", "marlin_experts_", "marlin_router_")
         names += [name for name in sorted(pinned)
                   if name.startswith(others) and source_of(backend, name)]
-        text += f"\n## {title}\n\n| kernel | has run on |\n|---|---|\n"
+        text += f"\n## {title}\n"
+        if backend == "cuda":
+            text += cards(root)
+        text += "\n| kernel | has run on |\n|---|---|\n"
         for name in names:
             text += f"| `{name}` | {'; '.join(places(backend, name, root, records))} |\n"
         if backend == "metal":

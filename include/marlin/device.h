@@ -143,8 +143,9 @@ class DeviceBuffer {
 };
 
 /// Every device of this machine; the simulator is not listed. Apple's GPU is not tested, as it is
-/// when it is opened.
-std::vector<DeviceInfo> ListDevices();
+/// when it is opened. `refused`, if not null, receives the errors of GPUs that are there and cannot
+/// be opened, such as those that this build has no code for.
+std::vector<DeviceInfo> ListDevices(std::vector<Status>* refused = nullptr);
 
 }  // namespace marlin
 #pragma GCC visibility pop

@@ -89,8 +89,8 @@ class MetalMarlinConfig(QuantizationConfig):  # type: ignore[misc]
 
     @classmethod
     def get_min_capability(cls) -> int:
-        """The kernels are for compute capability 9.0."""
-        return 90
+        """The kernels are for compute capability 8.0 and later."""
+        return 80
 
     @staticmethod
     def get_config_filenames() -> list[str]:

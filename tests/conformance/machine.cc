@@ -8,8 +8,10 @@
 #include "backends/cpu/gemm/kernel_table.h"
 #include "backends/cuda/plan/kernel_table.h"
 #include "backends/metal/plan/kernel_table.h"
+#include "base/internals.h"
 #include "base/macros.h"
 #include "block_cases.h"
+#include "ops/device/device.h"
 #include "runner.h"
 
 namespace marlin::conformance {
@@ -164,6 +166,12 @@ const KernelDesc* Machine::FindKernel(std::string_view backend, std::string_view
     if (kernel.name == name) return &kernel;
   }
   return nullptr;
+}
+
+std::optional<DeviceProperties> Machine::CudaProperties() const {
+  const auto found = devices_.find(Isa::kCuda);
+  if (found == devices_.end()) return {};
+  return Internals::Impl(found->second).backend().Properties();
 }
 
 const Device& Machine::DeviceFor(const Row& row) const { return devices_.at(row.level); }

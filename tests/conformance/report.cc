@@ -6,6 +6,7 @@
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <sstream>
 
 namespace marlin::conformance {
@@ -85,12 +86,27 @@ std::string MakeSection(const Machine& machine, const Counts& counts, std::strin
 
 }  // namespace
 
+std::string CountsPath(const std::string& path, const std::optional<DeviceProperties>& cuda) {
+  if (!cuda || cuda->has_wgmma) return path;
+  const int code = cuda->cuda_code >= 90 ? 90 : (cuda->cuda_code >= 89 ? 89 : 80);
+  const size_t dot = path.rfind('.');
+  return fmt::format("{}_{}{}", path.substr(0, dot), code,
+                     dot == std::string::npos ? "" : path.substr(dot));
+}
+
 std::vector<std::string> CompareCounts(const Machine& machine, const Counts& counts,
-                                       const std::string& path) {
+                                       const std::string& hopper_path) {
   const bool any_ran = std::any_of(machine.rows().begin(), machine.rows().end(),
                                    [](const Row& row) { return row.unavailable.empty(); });
   if (!any_ran) return {};
-  const Result<std::string> text = ReadText(path);
+  std::optional<DeviceProperties> cuda = machine.CudaProperties();
+  std::string path = CountsPath(hopper_path, cuda);
+  Result<std::string> text = ReadText(path);
+  if (!text.ok() && cuda) {
+    cuda->cuda_code = 80;
+    path = CountsPath(hopper_path, cuda);
+    text = ReadText(path);
+  }
   if (!text.ok()) return {text.status().message()};
   const auto pinned = nlohmann::json::parse(*text, nullptr, false);
   if (!pinned.is_object()) return {path + ": not a JSON object"};
@@ -117,7 +133,8 @@ std::vector<std::string> CompareCounts(const Machine& machine, const Counts& cou
   return violations;
 }
 
-Status WriteCounts(const Machine& machine, const Counts& counts, const std::string& path) {
+Status WriteCounts(const Machine& machine, const Counts& counts, const std::string& hopper_path) {
+  const std::string path = CountsPath(hopper_path, machine.CudaProperties());
   nlohmann::json pinned = nlohmann::json::object();
   if (const Result<std::string> text = ReadText(path); text.ok()) {
     pinned = nlohmann::json::parse(*text, nullptr, false);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,8 +23,14 @@ struct RowCounts {
 /// In the order of Machine::rows().
 using Counts = std::vector<RowCounts>;
 
-/// Compares with the pinned counts: a row that this machine can run must not pass fewer cases than
-/// pinned, nor have more unsupported or mistrusted ones. Returns one line per violation.
+/// The file of a machine's pinned counts. A CUDA device runs Hopper's kernels or code of 9.0 and
+/// later without them, of 8.9 with fp8 products, or of 8.0, which take different cases: for all but
+/// the first the file has a name of its own, "expected_counts_cuda_80.json".
+std::string CountsPath(const std::string& path, const std::optional<DeviceProperties>& cuda);
+
+/// Compares with the pinned counts, of code 8.0 where a later code has none: a row that this
+/// machine can run must not pass fewer cases than pinned, nor have more unsupported or mistrusted
+/// ones. Returns one line per violation.
 std::vector<std::string> CompareCounts(const Machine& machine, const Counts& counts,
                                        const std::string& path);
 

@@ -68,6 +68,8 @@ class Machine {
   size_t IndexOf(const Row& row) const { return static_cast<size_t>(&row - rows_.data()); }
   /// The device that runs a row; a CPU has kCpuThreads.
   const Device& DeviceFor(const Row& row) const;
+  /// The properties of the CUDA device; empty if none opened.
+  std::optional<DeviceProperties> CudaProperties() const;
   /// A CPU device of the row's level with the given number of threads, created on first use.
   Result<Device> DeviceWithThreads(const Row& row, int threads) const;
 

@@ -8,12 +8,14 @@
 #include <limits>
 #include <numeric>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "bounds.h"
 #include "case.h"
 #include "problem.h"
 #include "reference/elements.h"
+#include "report.h"
 #include "suite.h"
 
 namespace marlin::conformance {
@@ -234,6 +236,21 @@ TEST(CaseName, RefusesWhatItDoesNotUnderstand) {
                            "gemm/u4/cpu/k/m1_n1_k1_g1/fp16/f32_f32/tanh/lattice/seed1",
                            "gemm/u4/cpu/k/m1_n1_k1_g1/fp16/f32_f32/none/lattice/seedx"}) {
     EXPECT_EQ(ParseCase(name).status().code(), Code::kInvalidArgument) << name;
+  }
+}
+
+TEST(CountsPath, HasAFileForEachCodeButHoppers) {
+  EXPECT_EQ(CountsPath("a/cuda.json", {}), "a/cuda.json");
+  DeviceProperties cuda;
+  EXPECT_EQ(CountsPath("a/cuda.json", cuda), "a/cuda.json");
+  cuda.has_wgmma = false;
+  for (const auto& [code, name] : {std::pair(80, "a/cuda_80.json"),
+                                   {86, "a/cuda_80.json"},
+                                   {89, "a/cuda_89.json"},
+                                   {90, "a/cuda_90.json"},
+                                   {120, "a/cuda_90.json"}}) {
+    cuda.cuda_code = code;
+    EXPECT_EQ(CountsPath("a/cuda.json", cuda), name) << code;
   }
 }
 

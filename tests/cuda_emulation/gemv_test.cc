@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,7 @@ struct GemvCase {
   int m = 1;
   bool bf16 = true;
   int multiprocessors = 4;
+  std::optional<GemvShape> shape = std::nullopt;  ///< Not the usual plan.
 };
 
 template <CodeKind kKind, bool kSparse>
@@ -50,7 +52,9 @@ void ExpectExact(const GemvCase& given) {
   tiles.pair_table = kKind == CodeKind::kTable4;
   tiles.sparse = kSparse;
   tiles.narrow_codes = CodeBits(kKind) <= 4 && UseOf(view, kKind) == ParameterUse::kOneScale;
-  const GemvPlan plan = PlanGemv(tiles, SmallDevice(problem.multiprocessors));
+  const DeviceShape device = SmallDevice(problem.multiprocessors);
+  const GemvPlan plan =
+      problem.shape ? *PlanGemvAs(tiles, device, *problem.shape) : PlanGemv(tiles, device);
 
   GemvArguments args = plan.arguments;
   args.weights = view;
@@ -74,11 +78,11 @@ void ExpectExact(const GemvCase& given) {
   const void* const kernel = FunctionOf<kKind, kSparse>(problem, view, plan);
   void* parameters[] = {&args};
   for (const uint32_t seed : {0u, 7u}) {
-    ASSERT_EQ(cuda_emulation::EmulateUntyped(
-                  kernel,
-                  {grid, dim3(static_cast<unsigned>(plan.warps * 32)), plan.shared_bytes, seed},
-                  parameters),
-              "");
+    ASSERT_EQ(
+        cuda_emulation::EmulateUntyped(
+            kernel, {grid, dim3(static_cast<unsigned>(plan.warps * 32)), plan.shared_bytes, seed},
+            parameters),
+        "");
     if (plan.partials && !plan.in_memory) {
       LaunchReducePartials(partials.data(), plan.splits, a.m, args.epilogue, true, nullptr);
       ASSERT_EQ(cuda_emulation::TakeFindings(), "");
@@ -115,6 +119,20 @@ TEST(GemvKernel, MultipliesBytesAndNumbers) {
 TEST(GemvKernel, MultipliesSparseTiles) {
   ExpectExact<CodeKind::kFp4, true>({{.k = 512, .n = 64}, 1});
   ExpectExact<CodeKind::kInt4, true>({{.k = 256, .n = 64, .group_size = 16}, 9, false});
+}
+
+/// Rings of every depth, with more and with fewer tiles than stages, with and without split-K
+/// through global memory.
+TEST(GemvKernel, FillsRingsOfEveryDepth) {
+  for (int stages = 1; stages <= (kHasTma ? kMaxBulkStages : kMaxStages); ++stages) {
+    for (const int splits : {1, 3}) {
+      for (const int strips : {1, 2}) {
+        const GemvShape shape = {4, stages, 1, splits, strips, 1, true};
+        ExpectExact<CodeKind::kFp4>({{.k = 1664, .n = 160}, 2, true, 6, shape});
+        ExpectExact<CodeKind::kFp4>({{.k = 300, .n = 64}, 1, true, 6, shape});
+      }
+    }
+  }
 }
 
 }  // namespace

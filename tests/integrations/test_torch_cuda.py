@@ -386,7 +386,10 @@ def test_devices() -> None:
     device = mm.Device("cuda")
     assert device.name == f"cuda:{torch.cuda.current_device()}"
     assert device.info["backend"] == "cuda"
-    assert "marlin_gemm_wgmma" in mm.kernels.names(device)
+    available = mm.kernels.names(device)
+    assert "marlin_gemv_mma" in available
+    for kernel in device.info["kernels"]:
+        assert (kernel["name"] in available) == (kernel["reason"] == "")
     device.synchronize()
     device.synchronize(torch.cuda.Stream().cuda_stream)
     assert mm.open_device("cuda:0") is mm.open_device("cuda:0")

@@ -12,6 +12,7 @@ launcher=$(cached CMAKE_CXX_COMPILER_LAUNCHER)
 cuda=$(cached MARLIN_CUDA)
 cuda_kinds=$(cached MARLIN_CUDA_KINDS)
 cuda_architectures=$(cached CMAKE_CUDA_ARCHITECTURES)
+cuda_arch=$(cached MARLIN_CUDA_ARCH)
 cuda_launcher=$(cached CMAKE_CUDA_COMPILER_LAUNCHER)
 # With the same flags the compiler cache has the objects.
 werror=$(cached MARLIN_WERROR)
@@ -23,8 +24,8 @@ if [ "$kind" = shared ]; then
   "$cmake" -S "$source" -B "$build" -G "$generator" -DCMAKE_CXX_COMPILER="$compiler" \
     -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" -DCMAKE_CUDA_COMPILER_LAUNCHER="$cuda_launcher" \
     -DMARLIN_CUDA="$cuda" -DMARLIN_CUDA_KINDS="$cuda_kinds" \
-    -DCMAKE_CUDA_ARCHITECTURES="$cuda_architectures" -DMARLIN_WERROR="$werror" \
-    -DCMAKE_BUILD_TYPE=Release \
+    -DCMAKE_CUDA_ARCHITECTURES="$cuda_architectures" -DMARLIN_CUDA_ARCH="$cuda_arch" \
+    -DMARLIN_WERROR="$werror" -DCMAKE_BUILD_TYPE=Release \
     -DBUILD_SHARED_LIBS=ON -DMARLIN_BUILD_TESTS=OFF \
     -DMARLIN_BUILD_CLI=OFF >"$scratch/configure.log" 2>&1 || {
     cat "$scratch/configure.log"

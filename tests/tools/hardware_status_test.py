@@ -136,6 +136,18 @@ class HardwareStatus(unittest.TestCase):
         self.write("bench/records/metal-apple-m9.json", record)
         self.assertEqual(self.lines("marlin_one")[0], "`not-run`")
 
+    def test_code_of_an_older_gpu_is_told_apart(self) -> None:
+        self.assertIn("never run on those cards**, nor on another yet.",
+                      hardware_status.page(self.root))
+        self.write("tests/conformance/expected_counts_cuda_80.json", {"marlin_one": {"passed": 5}})
+        run = {"device": {"name": "cuda:0", "model": "A GPU"}, "level": "code of 8.0, forced",
+               "results": [{"kernel": "marlin_two@64x1"}]}
+        self.write("bench/records/forced-gpu.json", {"runs": [run]})
+        self.assertEqual(self.lines("marlin_one")[1], "`nvidia-gpu, code of 8.0`")
+        self.assertEqual(self.lines("marlin_two")[1], "`nvidia-gpu:A GPU, code of 8.0`")
+        self.assertIn("never run on those cards**: tested as 8.0 code on Hopper.",
+                      hardware_status.page(self.root))
+
     def test_records_of_measurements(self) -> None:
         run = {"device": {"name": "cuda:0", "model": "A GPU"},
                "results": [{"kernel": "marlin_one@64x1", "candidates": []}]}

@@ -7,11 +7,13 @@
 #include <string>
 
 #include "backends/cuda/common/cuda_gemm.h"
+#include "backends/cuda/common/launch.h"
 #include "backends/cuda/decoder/cuda_decoder.h"
 #include "backends/cuda/gemm/cublas/cublas_launch.h"
-#include "backends/cuda/gemm/wgmma/wgmma_launch.h"
+#include "backends/cuda/gemm/gemv/gemv_launch.h"
 #include "backends/cuda/libraries/cublas_library.h"
 #include "backends/cuda/moe/experts/cuda_experts.h"
+#include "backends/cuda/plan/device_refusal.h"
 #include "backends/cuda/plan/kernel_instances.h"
 #include "backends/cuda/plan/kernel_table.h"
 #include "backends/cuda/plan/sparse_setting.h"
@@ -77,17 +79,19 @@ class CudaBackend final : public Backend {
       : device_(std::make_shared<DeviceHandle>()), properties_(properties) {
     device_->index = index;
     shape_.multiprocessors = properties.multiProcessorCount;
-    shape_.shared_bytes = static_cast<int>(properties.sharedMemPerBlockOptin);
     shape_.rates = RatesOf(index);
     costs_ = CostsOf(properties.name, shape_.rates, shape_.multiprocessors);
     shape_.costs = &costs_;
     const DeviceScope scope(index);
+    shape_.shared_bytes = static_cast<int>(properties.sharedMemPerBlockOptin);
+    if (MostShared(&shape_.shared_bytes) != cudaSuccess) cudaGetLastError();
     shape_.code = DeviceCode();
     model_ = TunedName(properties.name, properties.major * 10 + properties.minor, shape_.code);
     shape_.has_wgmma = IsHopperBuilt() && properties.major == 9 && shape_.code == 90;
     if (!shape_.has_tma()) return;
     for (int blocks = 1; blocks <= kMaxSplits; ++blocks) {
-      if (const int found = CountClusters(blocks); found > 0) shape_.clusters[blocks - 1] = found;
+      const int found = CountClusters(blocks, shape_);
+      shape_.clusters[blocks - 1] = found > 0 ? found : shape_.multiprocessors / blocks;
     }
   }
 
@@ -110,7 +114,7 @@ class CudaBackend final : public Backend {
     info.backend = "cuda";
     info.model = model_;
     info.features = {"sm_" + std::to_string(properties_.major) + std::to_string(properties_.minor),
-                     "code of sm_" + std::to_string(shape_.code),
+                     "code of " + CapabilityName(shape_.code),
                      std::to_string(properties_.multiProcessorCount) + " multiprocessors",
                      std::to_string(properties_.totalGlobalMem >> 30) + " GiB"};
     for (const KernelDesc& kernel : CudaKernels()) {
@@ -166,7 +170,10 @@ class CudaBackend final : public Backend {
   double Cost(const KernelDesc& kernel, const GemmDesc& desc) const override {
     return FamilyOf(kernel).microseconds(desc, shape_);
   }
-  std::string_view ShippedTuning() const override { return cuda::ShippedTuning(); }
+  /// Measured with Hopper's kernels: no guide for other code on such a device.
+  std::string_view ShippedTuning() const override {
+    return shape_.has_wgmma ? cuda::ShippedTuning() : std::string_view();
+  }
 
   Result<std::shared_ptr<const PlannedGemm>> Plan(
       const KernelDesc& kernel, const GemmDesc& desc, const KernelVariant& variant,
@@ -327,6 +334,20 @@ class CudaBackend final : public Backend {
   std::optional<LaunchContext> context_;
 };
 
+/// Empty if this build runs on the device.
+std::string WhyRefused(std::string_view name, int index, const cudaDeviceProp& properties) {
+  DeviceSupport device = {name, properties.name, properties.major * 10 + properties.minor};
+  const DeviceScope scope(index);
+  device.code = DeviceCode();
+  device.built = BuiltCodes();
+  if (device.code == 0) {
+    const NoCode none = WhyNoCode();
+    device.why_no_code = none.why;
+    device.driver_is_older = none.driver_is_older;
+  }
+  return RefusalOf(device);
+}
+
 }  // namespace
 
 int DeviceCount() {
@@ -354,22 +375,18 @@ Result<std::unique_ptr<Backend>> OpenCuda(std::string_view name) {
     cudaGetLastError();
     const std::string why = error == cudaSuccess ? std::to_string(count) + " found"
                                                  : std::string(cudaGetErrorString(error));
-    return Status(Code::kUnsupported, std::string(name) + ": no CUDA device (" + why + ")");
+    int driver = 0;
+    int runtime = 0;
+    cudaDriverGetVersion(&driver);
+    cudaRuntimeGetVersion(&runtime);
+    return Status(Code::kUnsupported, NoDevice(name, why, driver, runtime));
   }
   cudaDeviceProp properties;
   if (cudaGetDeviceProperties(&properties, index) != cudaSuccess) {
     return Status(Code::kUnsupported, std::string(name) + ": cudaGetDeviceProperties failed");
   }
-  const auto refused = [&](const std::string& why) {
-    return Status(Code::kUnsupported, std::string(name) + ": " + properties.name +
-                                          " has compute capability " +
-                                          std::to_string(properties.major) + "." +
-                                          std::to_string(properties.minor) + "; " + why);
-  };
-  if (properties.major < 8) return refused("the kernels need 8.0 (Ampere) or later");
-  {
-    const DeviceScope scope(index);
-    if (DeviceCode() == 0) return refused(std::string("this build has code for ") + BuiltCodes());
+  if (std::string why = WhyRefused(name, index, properties); !why.empty()) {
+    return Status(Code::kUnsupported, std::move(why));
   }
   auto backend = std::make_unique<CudaBackend>(index, properties);
   MARLIN_RETURN_IF_ERROR(backend->MakeShared());

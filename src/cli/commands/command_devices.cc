@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "base/text_table.h"
 #include "cli/command.h"
@@ -57,17 +58,25 @@ class DevicesCommand final : public Command {
     Json document = {{"devices", Json::array()}, {"unavailable", Json::array()}};
     std::string text;
     std::set<std::string> found;
-    for (const DeviceInfo& device : ListDevices()) {
+    std::vector<Status> refused;
+    for (const DeviceInfo& device : ListDevices(&refused)) {
       found.insert(device.backend);
       document["devices"].push_back(DeviceJson(device));
       text += fmt::format("{}{}", text.empty() ? "" : "\n", DeviceText(device));
     }
+    const auto add_unavailable = [&](const std::string& name, const std::string& reason) {
+      document["unavailable"].push_back({{"name", name}, {"reason", reason}});
+      text += fmt::format("{}{}\n", text.empty() ? "" : "\n", reason);
+    };
+    for (const Status& status : refused) {
+      const std::string& reason = status.message();
+      add_unavailable(reason.substr(0, reason.find(": ")), reason);
+      found.insert("cuda");
+    }
     for (const char* name : {"cpu", "cuda", "metal"}) {
       if (found.contains(name)) continue;
       const Result<Device> device = Device::Open(name);
-      if (device.ok()) continue;
-      document["unavailable"].push_back({{"name", name}, {"reason", device.status().message()}});
-      text += fmt::format("{}{}\n", text.empty() ? "" : "\n", device.status().message());
+      if (!device.ok()) add_unavailable(name, device.status().message());
     }
     return console.json() ? console.PrintJson(document) : console.Print(text);
   }

@@ -281,12 +281,16 @@ Status DeviceBuffer::CopyToAsync(void* host, int64_t bytes, int64_t offset, void
       host, static_cast<const std::byte*>(data_.get()) + offset, bytes, stream);
 }
 
-std::vector<DeviceInfo> ListDevices() {
+std::vector<DeviceInfo> ListDevices(std::vector<Status>* refused) {
   std::vector<DeviceInfo> devices;
   if (Result<Device> device = Device::Open("cpu"); device.ok()) devices.push_back(device->info());
   for (int i = 0; i < cuda::DeviceCount(); ++i) {
     const Result<Device> device = Device::Open("cuda:" + std::to_string(i));
-    if (device.ok()) devices.push_back(device->info());
+    if (device.ok()) {
+      devices.push_back(device->info());
+    } else if (refused != nullptr) {
+      refused->push_back(device.status());
+    }
   }
   if (auto backend = metal::ListMetal(); backend.ok()) {
     const Result<Device> device = DeviceOn(std::move(*backend), {});

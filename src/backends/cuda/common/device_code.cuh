@@ -1,4 +1,4 @@
-// What the compute capability that is being compiled for has. A kernel with a part that a capability
+// The instructions of the compute capability that is compiled for. A kernel with a part that one
 // lacks asks with `if constexpr`; the host asks DeviceShape, which knows the code that runs.
 #pragma once
 
@@ -24,5 +24,8 @@ inline constexpr bool kHasWgmma = false;
 #else
 inline constexpr bool kHasWgmma = true;
 #endif
+
+/// Bulk copies to all CTAs of a cluster; the assembler refuses them in code of 12.0.
+inline constexpr bool kHasMulticast = kHasWgmma;
 
 }  // namespace marlin::cuda

@@ -1,5 +1,5 @@
-// Costs, from which plans and kernel selection estimate times: a table for each measured device, and
-// a model of the others.
+// Costs, from which plans and kernel selection estimate times: a table for each measured device,
+// and a model of the others.
 #pragma once
 
 #include <cstdint>
@@ -8,10 +8,11 @@
 
 namespace marlin::cuda {
 
-/// What bounds the kernels of a device, by its driver; the defaults are an H200's. 0: not known.
+/// Rates that bound the kernels of a device, by its driver; the defaults are an H200's. 0: not
+/// known.
 struct DeviceRates {
   double megahertz = 1980;  ///< Peak clock of the multiprocessors.
-  double gigabytes = 4917;  ///< Of device memory, per second: memory clock x bus width.
+  double gigabytes = 4917;  ///< Device memory, per second: memory clock x bus width.
   int64_t l2_bytes = int64_t{50} << 20;
 };
 

@@ -26,8 +26,7 @@ Support SupportsTiles(const GemmDesc& desc, bool sparse) {
 
 Support NeedsWgmma(const DeviceProperties& device) {
   if (device.has_wgmma) return {};
-  return {"multiplies with the wgmma instructions of 9.0a; this device runs code of {0}/10",
-          device.cuda_code};
+  return {"multiplies with the wgmma instructions of 9.0a, which this device or this build lacks"};
 }
 
 }  // namespace marlin::cuda

@@ -79,13 +79,13 @@ template <typename Kernels>
 struct KindsOf;
 
 #define MARLIN_KINDS(...)
-#define MARLIN_KERNEL_ROW(kernel, dense, sparse, is_built)  \
-  struct kernel;                                            \
-  template <>                                               \
-  struct KindsOf<kernel> {                                  \
-    static constexpr KindSet kDense = kinds::dense;         \
-    static constexpr KindSet kSparse = kinds::sparse;       \
-    static constexpr bool kIsBuilt = is_built;              \
+#define MARLIN_KERNEL_ROW(kernel, dense, sparse, is_built) \
+  struct kernel;                                           \
+  template <>                                              \
+  struct KindsOf<kernel> {                                 \
+    static constexpr KindSet kDense = kinds::dense;        \
+    static constexpr KindSet kSparse = kinds::sparse;      \
+    static constexpr bool kIsBuilt = is_built;             \
   };
 #define MARLIN_INSTANCES(kernel, header, dense, sparse) \
   MARLIN_KERNEL_ROW(kernel, dense, sparse, true)

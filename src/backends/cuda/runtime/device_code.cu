@@ -1,9 +1,9 @@
-#include "backends/cuda/runtime/device_code.h"
-
 #include <cuda_runtime_api.h>
 
 #include <array>
 #include <atomic>
+
+#include "backends/cuda/runtime/device_code.h"
 
 namespace marlin::cuda {
 namespace {
@@ -30,6 +30,14 @@ int DeviceCode() {
   std::atomic<int>& code = codes[static_cast<size_t>(device)];
   if (code.load(std::memory_order_relaxed) == 0) code.store(Query(), std::memory_order_relaxed);
   return code.load(std::memory_order_relaxed);
+}
+
+NoCode WhyNoCode() {
+  cudaFuncAttributes attributes;
+  const cudaError_t error =
+      cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(&Probe));
+  cudaGetLastError();
+  return {cudaGetErrorString(error), error == cudaErrorUnsupportedPtxVersion};
 }
 
 const char* BuiltCodes() { return MARLIN_CUDA_CODES; }

@@ -1,5 +1,5 @@
-// The compute capability whose code a device runs, which is not always its own: a build has code for
-// some capabilities, and the driver takes the latest that the device can run.
+// The compute capability whose code a device runs, which is not always its own: a build has code
+// for some capabilities, and the driver takes the latest that the device can run.
 #pragma once
 
 namespace marlin::cuda {
@@ -8,7 +8,14 @@ namespace marlin::cuda {
 /// 8.6 or of 9.0 in a build for 8.0 alone); 0: this build has no code for the device.
 int DeviceCode();
 
-/// The capabilities of this build, for messages: "8.0, 9.0a".
+/// Why DeviceCode() is 0.
+struct NoCode {
+  const char* why;       ///< CUDA's words.
+  bool driver_is_older;  ///< Than the toolkit that made the PTX.
+};
+NoCode WhyNoCode();
+
+/// The capabilities of this build, for messages: "8.0, 9.0a, 10.0 with PTX".
 const char* BuiltCodes();
 
 }  // namespace marlin::cuda

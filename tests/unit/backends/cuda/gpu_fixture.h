@@ -3,9 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <random>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -25,6 +27,19 @@ class GpuTest : public Parent {
   }
 
   const Device& device() const { return *device_; }
+
+  /// The kernel of a name with "wgmma", or where the device runs none of these the kernel in its
+  /// place, with "mma"; empty if the device has neither.
+  std::string KernelHere(std::string name) const {
+    if (Runs(name)) return name;
+    if (const size_t at = name.find("wgmma"); at != std::string::npos) name.replace(at, 5, "mma");
+    return Runs(name) ? name : "";
+  }
+  bool Runs(const std::string& kernel) const {
+    return std::ranges::any_of(device_->info().kernels, [&](const KernelInfo& info) {
+      return info.name == kernel && info.available;
+    });
+  }
 
   /// Device memory; a failed allocation fails the test.
   DeviceBuffer Make(int64_t bytes) const {

@@ -40,15 +40,16 @@ class GraphCapture : public GpuTest<::testing::TestWithParam<Problem>> {
   void SetUp() override {
     GpuTest::SetUp();
     if (IsSkipped()) return;
+    const Problem& problem = GetParam();
+    options_.kernel = KernelHere(problem.kernel);
+    if (options_.kernel.empty()) GTEST_SKIP() << "this device does not run " << problem.kernel;
     weights_ = PrepareGaussian(device(), kK, kN, 11);
     stream_ = MakeStream();
-    const Problem& problem = GetParam();
     input_ = Make(problem.m * kK * DTypeBytes(problem.a_type));
     direct_ = Make(OutBytes());
     captured_ = Make(OutBytes());
-    options_.kernel = problem.kernel;
     options_.gated = problem.gated;
-    if (options_.kernel == "marlin_gemm_fp8_wgmma") options_.accuracy = Accuracy::kW4A8;
+    if (options_.kernel.find("fp8") != std::string::npos) options_.accuracy = Accuracy::kW4A8;
     options_.allow_bf16_activations = true;
     options_.stream = stream_.get();
     const Result<GemmPlan> plan = PlanGemm(device(), A(), weights_, Out(direct_), options_);
@@ -139,6 +140,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Problem{"many_rows_staged", "marlin_gemm_wgmma", 200, DType::kF32, false},
                       Problem{"quantized", "marlin_gemm_fp8_wgmma", 70, DType::kF32, false},
                       Problem{"quantized_gated", "marlin_gemm_fp8_wgmma", 40, DType::kBf16, true},
+                      Problem{"quantized_mma", "marlin_gemm_fp8_mma", 70, DType::kF32, false},
+                      Problem{"quantized_mma_gated", "marlin_gemm_fp8_mma", 3, DType::kBf16, true},
                       Problem{"exact", "marlin_gemm_cuda_exact", 5, DType::kF32, false}),
     [](const auto& test) { return std::string(test.param.name); });
 

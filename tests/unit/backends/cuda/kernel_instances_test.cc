@@ -22,6 +22,7 @@ template <>
 struct KindsOf<TestKernels> {
   static constexpr KindSet kDense = {CodeKind::kFp4, CodeKind::kInt8};
   static constexpr KindSet kSparse = {CodeKind::kFp4, CodeKind::kInt4};
+  static constexpr bool kIsBuilt = true;
 };
 
 namespace {

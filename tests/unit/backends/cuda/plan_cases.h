@@ -91,9 +91,9 @@ inline std::vector<DeviceShape> Cards() {
     int shared_kib;
   };
   std::vector<DeviceShape> devices;
-  for (const Card& card : {Card{80, 108, 163}, Card{80, 82, 99}, Card{89, 24, 99},
-                           Card{89, 128, 99}, Card{89, 142, 99}, Card{100, 148, 227},
-                           Card{120, 170, 99}, Card{80, 132, 227}}) {
+  for (const Card& card :
+       {Card{80, 108, 163}, Card{80, 82, 99}, Card{89, 24, 99}, Card{89, 128, 99},
+        Card{89, 142, 99}, Card{100, 148, 227}, Card{120, 170, 99}, Card{80, 132, 227}}) {
     DeviceShape device;
     device.code = card.code;
     device.has_wgmma = false;

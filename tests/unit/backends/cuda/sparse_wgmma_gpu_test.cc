@@ -24,6 +24,11 @@ std::string WithWidth(int width, int splits = 1) {
 
 class SparseWgmmaOnGpu : public SparseOnGpu {
  protected:
+  void SetUp() override {
+    SparseOnGpu::SetUp();
+    if (!IsSkipped() && !Runs(kSparse)) GTEST_SKIP() << "this device does not run " << kSparse;
+  }
+
   /// Weights as they are kept and as they are expanded, on the device.
   struct Pair {
     PreparedWeights sparse;

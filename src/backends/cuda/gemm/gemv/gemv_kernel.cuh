@@ -250,8 +250,8 @@ MARLIN_DEVICE void FinishUnit(const GemvArguments& args, const GemvBlock<kStrips
   }
 }
 
-/// The same without them. Memory requests are served in order, and few bytes of activations keep
-/// all warps waiting: they come first.
+/// Requests the activations and the first tiles without TMA, and so without PDL. Memory requests
+/// are served in order, and all warps wait for the few bytes of activations: these come first.
 template <CodeKind kKind, typename T, int kStrips, typename Stream>
 MARLIN_DEVICE void RequestByLanes(const GemvArguments& args, const GemvBlock<kStrips>& block,
                                   Stream& stream, uint32_t base) {
@@ -312,8 +312,8 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
       SharedPairTable<T>::Fill(base + args.table_offset, args.weights);
     }
     __syncthreads();
-    // DSMEM stores and multicast copies need the other CTAs of the cluster to be running and to have
-    // initialized their mbarriers.
+    // DSMEM stores and multicast copies need the other CTAs of the cluster to be running and to
+    // have initialized their mbarriers.
     const bool in_cluster = args.in_cluster || args.multicast > 1;
     if (in_cluster) ArriveInCluster();
     TriggerDependentLaunch();

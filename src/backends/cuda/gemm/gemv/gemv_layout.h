@@ -70,8 +70,9 @@ inline constexpr int kMaxPieces = 4;
 inline constexpr int kMaxStages = 4;
 inline constexpr int kMaxBulkStages = 2;
 
-/// Warps per unit, at most.
-inline constexpr int kMaxSharers = 16;
+/// Warps of a CTA, and per unit, at most.
+inline constexpr int kMostGemvWarps = 16;
+inline constexpr int kMaxSharers = kMostGemvWarps;
 
 inline constexpr int kReductionBarrierBytes = 16;
 

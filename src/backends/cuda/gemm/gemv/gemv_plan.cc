@@ -29,8 +29,8 @@ void SpreadCopies(GemvPlan* plan) {
   args.step_rows = step % args.m;
 }
 
-/// Parts of a CTA's activations. Without TMA every thread arrives at the mbarrier of each, which few
-/// activations do not pay for.
+/// Parts of a CTA's activations. Without TMA every thread arrives at the mbarrier of each part,
+/// which few activations do not pay for.
 int MostPieces(const GemvArguments& args) {
   constexpr int64_t kFewActivations = 32 * 1024;
   const int64_t bytes = int64_t{args.tiles_of_split} * kTileK * 2 * args.m;
@@ -126,9 +126,7 @@ int BlocksAtOnce(const GemvArguments& args, const DeviceShape& device) {
   return std::max(blocks / args.splits, args.multicast);
 }
 
-int MostStages(const DeviceShape& device) {
-  return device.has_tma() ? kMaxBulkStages : kMaxStages;
-}
+int MostStages(const DeviceShape& device) { return device.has_tma() ? kMaxBulkStages : kMaxStages; }
 
 }  // namespace
 
@@ -141,7 +139,7 @@ int64_t SplitWorkspaceBytes(const GemvPlan& plan) {
 std::optional<GemvPlan> PlanGemvAs(const TileProblem& problem, const DeviceShape& device,
                                    const GemvShape& shape) {
   if (shape.stages > MostStages(device)) return std::nullopt;
-  if (!device.has_tma() && shape.multicast > 1) return std::nullopt;
+  if (!device.has_multicast() && shape.multicast > 1) return std::nullopt;
   GemvPlan plan;
   GemvArguments& args = plan.arguments;
   args.m = problem.m;
@@ -178,8 +176,6 @@ std::optional<GemvPlan> PlanGemvAs(const TileProblem& problem, const DeviceShape
 
 namespace {
 
-constexpr int kMostWarps = 16;
-
 /// How the CTAs of a launch work together: clusters and multicast groups.
 void ShareAmongBlocks(const TileProblem& problem, const DeviceShape& device, GemvShape* shape) {
   const int splits = shape->splits;
@@ -192,8 +188,8 @@ void ShareAmongBlocks(const TileProblem& problem, const DeviceShape& device, Gem
   // Multicast pays from here on, but not where it reduces the CTAs that run at once.
   const bool many_blocks = int64_t{strips} * splits * 2 >= device.multiprocessors;
   const int64_t least_shared = many_blocks && problem.m > 1 ? 24 * 1024 : 56 * 1024;
-  const bool share = problem.k % 8 == 0 && strips > 1 && splits <= kMaxSplits &&
-                     int64_t{problem.m} * problem.k * 2 >= least_shared;
+  const bool share = device.has_multicast() && problem.k % 8 == 0 && strips > 1 &&
+                     splits <= kMaxSplits && int64_t{problem.m} * problem.k * 2 >= least_shared;
   const bool pairs_of_clusters =
       splits * 2 <= kMaxSplits && strips <= device.clusters[splits * 2 - 1] * 2;
   // Two splits with few n-tiles give up their cluster for it.
@@ -243,7 +239,7 @@ GemvShape UsualShape(const TileProblem& problem, const DeviceShape& device, int 
   // With wide units warps wait for each other less often, but only matrices with enough n-tiles
   // have enough such units.
   const int strips = CanBeWide(problem) && strips_of_block > 4 ? 2 : 1;
-  const int warps = tiles_of_split <= kMostWarps / 2 ? kMostWarps / 2 : kMostWarps;
+  const int warps = tiles_of_split <= kMostGemvWarps / 2 ? kMostGemvWarps / 2 : kMostGemvWarps;
   return ShapeOf(problem, device, splits, warps, strips);
 }
 
@@ -290,15 +286,33 @@ std::optional<GemvPlan> DeepestPlan(const TileProblem& problem, const DeviceShap
   return std::nullopt;
 }
 
+/// Without TMA: the plan with the most warps that have two stages. Two stages for half of the warps
+/// are worth more than one for all.
+std::optional<GemvPlan> PlanByLanes(const TileProblem& problem, const DeviceShape& device,
+                                    int splits, int most_warps, int unit_strips) {
+  std::optional<GemvPlan> shallow;
+  for (const int warps : {most_warps, most_warps / 2}) {
+    const GemvShape shape = ShapeOf(problem, device, splits, warps, unit_strips);
+    const auto plan = DeepestPlan(problem, device, shape);
+    if (!plan) continue;
+    if (plan->arguments.stages >= std::min(shape.stages, 2)) return plan;
+    if (!shallow) shallow = plan;
+  }
+  return shallow;
+}
+
 /// The plan with the fewest splits that occupy the device and fit.
 GemvPlan UsualPlan(const TileProblem& problem, const DeviceShape& device) {
   for (int splits = FewestSplits(problem, device);; splits = MoreSplits(problem, device, splits)) {
     GemvShape shape = UsualShape(problem, device, splits);
+    if (!device.has_tma()) {
+      const auto plan = PlanByLanes(problem, device, splits, shape.warps, shape.strips);
+      if (plan) return *plan;
+      continue;
+    }
     // With wide units, two stages for half of the warps are worth more than one for all.
-    GemvShape two_stages = shape;
-    two_stages.stages = std::min(shape.stages, 2);
-    const bool halve = shape.strips == 2 && shape.stages > 1;
-    if (halve && !PlanGemvAs(problem, device, two_stages)) shape.warps /= 2;
+    const bool halve = shape.strips == 2 && shape.stages == 2;
+    if (halve && !PlanGemvAs(problem, device, shape)) shape.warps /= 2;
     for (const int warps : {shape.warps, shape.warps / 2}) {
       shape.warps = warps;
       if (const auto plan = DeepestPlan(problem, device, shape)) return *plan;
@@ -337,7 +351,9 @@ GemvPlan PlanGemv(const TileProblem& problem, const DeviceShape& device) {
   double least = kWorthwhile * GemvMicroseconds(problem, device, best);
   const auto compare = [&](int splits, int unit_strips) {
     std::optional<GemvPlan> plan;
-    for (int warps = kMostWarps; !plan && warps >= kMostWarps / 2; warps /= 2) {
+    if (!device.has_tma()) plan = PlanByLanes(problem, device, splits, kMostGemvWarps, unit_strips);
+    for (int warps = kMostGemvWarps; device.has_tma() && !plan && warps >= kMostGemvWarps / 2;
+         warps /= 2) {
       const GemvShape shape = ShapeOf(problem, device, splits, warps, unit_strips);
       plan = DeepestPlan(problem, device, shape);
     }

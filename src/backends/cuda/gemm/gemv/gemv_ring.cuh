@@ -25,12 +25,13 @@ struct TileStream {
   int tiles_of_unit;
   int left_in_unit;  ///< 0: no tile of any unit is left.
   int last_unit;
+  int lane;
 
   /// Called by all lanes; with TMA, the one with `copies` issues the copy.
   MARLIN_DEVICE void Copy(uint32_t slot, uint32_t barrier, bool copies) {
     const int bytes = kStrips * view.tile_bytes;
     if constexpr (!kHasTma) {
-      CopyByLanes<kStrips * kCodeBytes>(slot, next, bytes);
+      CopyByLanes<kStrips * kCodeBytes>(slot, next, bytes, lane);
     } else if (copies) {
       ArriveExpecting(barrier, bytes);
       CopyBulk(slot, next, bytes, barrier);
@@ -103,6 +104,7 @@ struct GemvBlock {
     stream.tiles_of_unit = my_tiles;
     stream.left_in_unit = my_units > 0 ? my_tiles : 0;
     stream.last_unit = stream.unit + ((my_units - 1) << args.lanes_log2);
+    stream.lane = lane;
     return stream;
   }
 };
@@ -148,44 +150,37 @@ struct BulkRing {
 
 /// The same without TMA: one to kMaxStages stages, each a group of this thread's copies.
 struct GroupRing : RingStage {
-  uint32_t first;
+  uint32_t end;
   int slot_bytes;
   int stages;
-  int stage = 0;
 
   template <int kStrips>
   MARLIN_DEVICE GroupRing(const GemvBlock<kStrips>& block, int ring_stages)
       : RingStage{block.ring},
-        first(block.ring),
+        end(block.ring + ring_stages * block.slot_bytes),
         slot_bytes(block.slot_bytes),
         stages(ring_stages) {}
 
   /// Every stage but this one has a later group.
   MARLIN_DEVICE void Await() const {
-    switch (stages) {
-      case 1:
-        WaitForCopies<0>();
-        break;
-      case 2:
-        WaitForCopies<1>();
-        break;
-      case 3:
-        WaitForCopies<2>();
-        break;
-      default:
-        WaitForCopies<kMaxStages - 1>();
+    if (stages == kMaxStages) {
+      WaitForCopies<kMaxStages - 1>();
+    } else if (stages == 3) {
+      WaitForCopies<2>();
+    } else if (stages == 2) {
+      WaitForCopies<1>();
+    } else {
+      WaitForCopies<0>();
     }
     __syncwarp();  // The other lanes' copies.
   }
 
   MARLIN_DEVICE void Advance() {
     address += slot_bytes;
-    if (++stage < stages) return;
-    stage = 0;
-    address = first;
+    if (address == end) address -= stages * slot_bytes;
   }
 
-  MARLIN_DEVICE void Pin() { asm volatile("" : "+r"(address), "+r"(stage)); }
+  MARLIN_DEVICE void Pin() { asm volatile("" : "+r"(address)); }
 };
 static_assert(kMaxStages == 4, "GroupRing::Await");
 

@@ -1,0 +1,45 @@
+#include "backends/cuda/plan/device_refusal.h"
+
+namespace marlin::cuda {
+namespace {
+
+constexpr int kLeastCapability = 80;
+
+/// "12.4" for 12040.
+std::string VersionName(int version) {
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+}  // namespace
+
+std::string CapabilityName(int capability) {
+  return std::to_string(capability / 10) + "." + std::to_string(capability % 10);
+}
+
+std::string RefusalOf(const DeviceSupport& device) {
+  const std::string capability = CapabilityName(device.capability);
+  const std::string start = std::string(device.name) + ": " + std::string(device.model) +
+                            " has compute capability " + capability + "; ";
+  if (device.capability < kLeastCapability) {
+    return start + "the kernels need 8.0 (Ampere) or later";
+  }
+  if (device.code != 0) return {};
+  const std::string built = "this build has code for " + std::string(device.built);
+  if (device.driver_is_older) {
+    return start + built + ", whose PTX needs a newer driver (" + std::string(device.why_no_code) +
+           ")";
+  }
+  return start + built + ", none for this device (" + std::string(device.why_no_code) +
+         "); build with -DCMAKE_CUDA_ARCHITECTURES=" + std::to_string(device.capability);
+}
+
+std::string NoDevice(std::string_view name, std::string_view why, int driver, int runtime) {
+  std::string text = std::string(name) + ": no CUDA device (" + std::string(why);
+  if (driver != 0 && driver < runtime) {
+    text += "; the driver is for CUDA " + VersionName(driver) + ", this build for " +
+            VersionName(runtime);
+  }
+  return text + ")";
+}
+
+}  // namespace marlin::cuda

@@ -1,0 +1,31 @@
+// Why a CUDA device cannot be opened, in words that say what to do about it.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace marlin::cuda {
+
+/// A device and the build, as far as they decide whether the one runs the other.
+struct DeviceSupport {
+  std::string_view name;   ///< "cuda:0".
+  std::string_view model;  ///< "NVIDIA A100-SXM4-80GB".
+  int capability = 0;      ///< Compute capability times ten.
+  int code = 0;            ///< As DeviceCode().
+  std::string_view built;  ///< As BuiltCodes().
+  /// CUDA's error where `code` is 0, and whether the driver is older than the build's PTX.
+  std::string_view why_no_code = {};
+  bool driver_is_older = false;
+};
+
+/// Empty if the device can be opened.
+std::string RefusalOf(const DeviceSupport& device);
+
+/// "cuda:1: no CUDA device (why)"; with the versions, as cudaDriverGetVersion and
+/// cudaRuntimeGetVersion give them, where the driver is older than the build; 0: unknown.
+std::string NoDevice(std::string_view name, std::string_view why, int driver, int runtime);
+
+/// "8.0" for 80.
+std::string CapabilityName(int capability);
+
+}  // namespace marlin::cuda
