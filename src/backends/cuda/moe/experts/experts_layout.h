@@ -177,6 +177,10 @@ constexpr int64_t TileScheduleBytes(int64_t experts, int sides) {
 /// half of them, but for 32, has half of the columns.
 inline constexpr int kLeastMmaRows = 32;
 inline constexpr int kMostMmaRows = 128;
+/// Zeros and biases take the registers of the sums of 64 rows.
+MARLIN_HOST_DEVICE constexpr int MostMmaRows(ParameterUse use) {
+  return use == ParameterUse::kAll ? kMostMmaRows / 2 : kMostMmaRows;
+}
 
 /// The parameters of the MMA kernel, which runs the matrices of one kind, layout and k.
 struct ExpertMmaArguments {

@@ -41,13 +41,12 @@ static_assert(sizeof(MmaExpertTile) <= kMmaExpertTileBytes);
 
 /// The rows of an output tile, for the mainloop.
 struct ListedRows {
-  const uint8_t* data;
-  int64_t stride_bytes;
-  const int* list;
+  const ExpertMmaArguments& args;
+  uint32_t list;  ///< MmaExpertTile::rows; an address of 32 bits leaves a register for sums.
 
   MARLIN_DEVICE const uint8_t* operator()(int token) const {
-    const int row = list[token];
-    return row < 0 ? nullptr : data + row * stride_bytes;
+    const int row = static_cast<int>(LoadShared4(list + static_cast<uint32_t>(token) * 4));
+    return row < 0 ? nullptr : static_cast<const uint8_t*>(args.rows) + row * args.row_stride * 2;
   }
 };
 
@@ -158,8 +157,7 @@ MARLIN_DEVICE void RunExpertTile(const ExpertMmaArguments& args, int stages, uin
                       0,
                       view.k,
                       view.tiles_of_strip};
-  const ListedRows rows = {static_cast<const uint8_t*>(args.rows), args.row_stride * 2,
-                           shared.rows};
+  const ListedRows rows = {args, SharedAddress(shared.rows)};
   float acc[kTokens / 8][2][4] = {};
   MmaMainloop<kKind, T, kTokens, kUse, Strip>(view).Run(run, rows, acc);
   __syncthreads();
@@ -210,7 +208,7 @@ const void* ExpertMmaKernels::Function(const Variant& variant) {
       case kLeastMmaRows:
         return ExpertMmaFunction<Tiles, T, kUse, kLeastMmaRows>();
       case kMostMmaRows:
-        return ExpertMmaFunction<Tiles, T, kUse, kMostMmaRows>();
+        return ExpertMmaFunction<Tiles, T, kUse, MostMmaRows(kUse)>();
       default:
         return ExpertMmaFunction<Tiles, T, kUse, 2 * kLeastMmaRows>();
     }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "backends/cuda/common/tile_gemm.h"
 #include "backends/cuda/gemm/gemv/gemv_layout.h"
 #include "backends/cuda/gemm/mma/mma_plan.h"
 #include "backends/cuda/gemm/wgmma/wgmma_plan.h"
@@ -197,7 +198,8 @@ double CyclesOfTiles(const ExpertTilesProblem& problem, const DeviceShape& devic
 MmaTiling TilingOf(const ExpertTilesProblem& problem, int sides, int64_t own,
                    const DeviceShape& device) {
   MmaTiling best;
-  for (int rows = kLeastMmaRows; rows <= kMostMmaRows; rows *= 2) {
+  const int most = MostMmaRows(UseOf(problem.weights, problem.kind));
+  for (int rows = kLeastMmaRows; rows <= most; rows *= 2) {
     // Most experts, whose numbers of rows differ, have one tile.
     if (rows > kLeastMmaRows && rows / 2 >= 2 * problem.rows_per_expert) break;
     for (const int warps : {4, kMostMmaWarps}) {
