@@ -316,12 +316,11 @@ void Block::PerformCopies(Thread* thread, int64_t before) {
 }
 
 void Block::ArriveWithCopies(const char* what, uint32_t barrier) {
-  BarrierAt(what, barrier).on_the_way.push_back(
-      {.thread = current_, .copies = current_->copies_issued});
+  BarrierAt(what, barrier)
+      .on_the_way.push_back({.thread = current_, .copies = current_->copies_issued});
 }
 
-void Block::CopyBulk(const char* what, uint32_t to, const void* from, int bytes,
-                     uint32_t barrier) {
+void Block::CopyBulk(const char* what, uint32_t to, const void* from, int bytes, uint32_t barrier) {
   std::byte* const place = SharedBytes(what, to, bytes, 16);
   if (bytes % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0) {
     Fail(std::string(what) + ": not whole, aligned 16 bytes");

@@ -37,7 +37,7 @@ struct Thread {
   const char* instruction = "nothing";
   const char* of = "";
   uint32_t operand = 0;
-  Votes votes;            ///< At the barrier that it left last.
+  Votes votes;  ///< At the barrier that it left last.
 
   std::vector<PendingCopy> copies;
   int64_t copies_issued = 0;

@@ -47,7 +47,8 @@ const void* Untyped(void (*kernel)(Parameters...)) {
     return [&]<size_t... kPlaces>(std::index_sequence<kPlaces...>) {
       return Emulate(kernel, shape,
                      *static_cast<std::remove_const_t<Parameters>*>(parameters[kPlaces])...);
-    }(std::index_sequence_for<Parameters...>());
+    }
+    (std::index_sequence_for<Parameters...>());
   });
   return address;
 }
