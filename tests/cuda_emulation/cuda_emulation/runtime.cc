@@ -1,6 +1,7 @@
 #include "cuda_emulation/runtime.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <numeric>
@@ -114,7 +115,10 @@ class Launch {
 
 }  // namespace
 
-std::string Run(const Shape& shape, const std::function<void()>& thread) {
+std::string Run(const Shape& given, const std::function<void()>& thread) {
+  Shape shape = given;
+  const char* const seed = std::getenv("CUDA_EMULATION_SEED");
+  if (shape.seed == 0 && seed != nullptr) shape.seed = static_cast<uint32_t>(std::atoi(seed));
   SetKernel(&thread);
   blockDim = shape.block;
   gridDim = shape.grid;
