@@ -56,6 +56,33 @@ TEST(MmaAttention, CapsWindowsAndSinks) {
   Compare({64, 64, true, true, 0, 50, true, true}, kPrompts);
 }
 
+uint32_t seed = 0;
+
+/// LaunchMmaAttention, in an order of threads drawn from `seed`.
+cudaError_t LaunchInAnyOrder(const AttentionArguments& args, const DeviceShape& device,
+                             cudaStream_t /*stream*/) {
+  const MmaHeads heads = HeadsOf(args);
+  const MmaShape shape = MmaShapeFor(heads, device.shared_bytes);
+  const auto ctas = static_cast<unsigned>(args.tiles * args.kv_heads);
+  const dim3 threads(static_cast<unsigned>(shape.warps * 32));
+  cuda_emulation::Findings() += cuda_emulation::Emulate(
+      KernelFor(shape, heads.fp8), {dim3(ctas), threads, shape.Bytes(heads), seed}, args);
+  return cudaSuccess;
+}
+
+TEST(MmaAttention, TheOrderOfThreadsDoesNotMatter) {
+  for (const bool fp8 : {false, true}) {
+    const AttentionProblem problem({64, 64, fp8, false, 0, 0, false, false, false, 1}, {{60, 70}});
+    const DeviceShape device = Shape(99);
+    const AttentionPlan plan = PlanOf(problem, device);
+    seed = 0;
+    const std::vector<float> expected = RunAttention(problem, plan, device, LaunchInAnyOrder);
+    for (seed = 1; seed < 4; ++seed) {
+      EXPECT_EQ(RunAttention(problem, plan, device, LaunchInAnyOrder), expected) << seed;
+    }
+  }
+}
+
 TEST(MmaAttention, NanStaysInItsRows) {
   for (const bool fp8 : {false, true}) {
     AttentionProblem problem({64, 64, fp8, false, 0, 0, false, false, false, 1, 2}, {{100, 0}});
