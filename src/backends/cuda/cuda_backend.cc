@@ -7,6 +7,7 @@
 #include <string>
 
 #include "backends/cuda/common/cuda_gemm.h"
+#include "backends/cuda/common/launch.h"
 #include "backends/cuda/decoder/cuda_decoder.h"
 #include "backends/cuda/gemm/cublas/cublas_launch.h"
 #include "backends/cuda/gemm/gemv/gemv_launch.h"
@@ -78,11 +79,12 @@ class CudaBackend final : public Backend {
       : device_(std::make_shared<DeviceHandle>()), properties_(properties) {
     device_->index = index;
     shape_.multiprocessors = properties.multiProcessorCount;
-    shape_.shared_bytes = static_cast<int>(properties.sharedMemPerBlockOptin);
     shape_.rates = RatesOf(index);
     costs_ = CostsOf(properties.name, shape_.rates, shape_.multiprocessors);
     shape_.costs = &costs_;
     const DeviceScope scope(index);
+    shape_.shared_bytes = static_cast<int>(properties.sharedMemPerBlockOptin);
+    if (MostShared(&shape_.shared_bytes) != cudaSuccess) cudaGetLastError();
     shape_.code = DeviceCode();
     model_ = TunedName(properties.name, properties.major * 10 + properties.minor, shape_.code);
     shape_.has_wgmma = IsHopperBuilt() && properties.major == 9 && shape_.code == 90;

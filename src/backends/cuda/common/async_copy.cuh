@@ -169,6 +169,34 @@ MARLIN_DEVICE void CopyByWarp(uint32_t to, const void* from, int bytes, uint32_t
     ArriveWithCopies(barrier);
   }
 }
+/// The same by a CTA of kThreads, of several runs of bytes: bulk copies of the one thread that
+/// calls the functions below, or cp.async by all threads, which call them together.
+template <int kThreads>
+struct BlockCopies {
+  /// Threads that arrive for a copy, for InitBarrier.
+  static constexpr int kArrivals = kHasTma ? 1 : kThreads;
+  static MARLIN_DEVICE bool Calls() { return !kHasTma || threadIdx.x == 0; }
+
+  uint32_t barrier;
+
+  /// Begins a copy of `bytes` in all.
+  MARLIN_DEVICE BlockCopies(uint32_t barrier, int bytes) : barrier(barrier) {
+    if constexpr (kHasTma) ArriveExpecting(barrier, bytes);
+  }
+  MARLIN_DEVICE void Copy(uint32_t to, const void* from, int bytes) const {
+    if constexpr (kHasTma) {
+      CopyBulk(to, from, bytes, barrier);
+    } else {
+      for (int i = static_cast<int>(threadIdx.x) * 16; i < bytes; i += kThreads * 16) {
+        CopyAsync16(to + i, static_cast<const uint8_t*>(from) + i, 16);
+      }
+    }
+  }
+  /// After the last run.
+  MARLIN_DEVICE void End() const {
+    if constexpr (!kHasTma) ArriveWithCopies(barrier);
+  }
+};
 /// CopyBulk, multicast to the CTAs of the cluster whose bits are set, at the same address in each.
 MARLIN_DEVICE void CopyBulkToCluster(uint32_t to, const void* from, int bytes, uint32_t barrier,
                                      uint32_t blocks) {
@@ -228,6 +256,28 @@ MARLIN_DEVICE void WaitForCluster() {
   } else {
     __trap();
   }
+}
+
+/// A barrier across all threads of a cluster that publishes what they wrote to shared and global
+/// memory.
+MARLIN_DEVICE void SyncCluster() {
+  if constexpr (kHasTma) {
+    asm volatile(
+        "barrier.cluster.arrive.release;\n"
+        "barrier.cluster.wait.acquire;" ::
+            : "memory");
+  } else {
+    __trap();
+  }
+}
+/// The generic address, in CTA `rank` of the cluster, of an object in this CTA's shared memory.
+template <typename T>
+MARLIN_DEVICE T* ObjectInBlock(T* object, int rank) {
+  T* remote = object;
+  if constexpr (kHasTma) {
+    asm("mapa.u64 %0, %1, %2;" : "=l"(remote) : "l"(object), "r"(rank));
+  }
+  return remote;
 }
 
 /// The DSMEM address, in CTA `rank` of the cluster, of an address in this CTA's shared memory.

@@ -30,8 +30,25 @@ MARLIN_DEVICE uint32_t TurnMatrix(uint32_t pair) {
   return turned;
 }
 
-/// Stores four 8 x 8 matrices of 16-bit numbers in the fragment layout of LoadMatrices and MMA,
-/// transposed: lane l gives the address of column l % 8 of matrix l / 8.
+/// Stores four 8 x 8 matrices of 16-bit numbers in the fragment layout of LoadMatrices and MMA;
+/// lane l gives the address of row l % 8 of matrix l / 8.
+MARLIN_DEVICE void StoreMatrices(uint32_t address, const uint32_t (&r)[4]) {
+  if constexpr (kHasTma) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+                 "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+  } else {
+    int lane;
+    asm("mov.u32 %0, %%laneid;" : "=r"(lane));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t row = __shfl_sync(~0u, address, i * 8 + lane / 4);
+      asm volatile("st.shared.u32 [%0], %1;" ::"r"(row + lane % 4 * 4), "r"(r[i]) : "memory");
+    }
+  }
+}
+
+/// The same, transposed: lane l gives the address of column l % 8 of matrix l / 8.
 MARLIN_DEVICE void StoreTurned(uint32_t address, const uint32_t (&r)[4]) {
   if constexpr (kHasTma) {
     asm volatile(
