@@ -42,12 +42,12 @@ int MostResident(int tokens, int warps) { return 65536 / (RegistersOf(tokens) * 
 
 /// Whether the gates and ups of an n-tile are in different n-tiles of the weights; otherwise their
 /// sums meet in the workspace.
-bool HalvesAligned(const TileProblem& problem) { return problem.n % (2 * kStripOutputs) == 0; }
+bool HasWholeHalves(const TileProblem& problem) { return problem.n % (2 * kStripOutputs) == 0; }
 
-bool GatesApart(const TileProblem& problem) { return problem.gated && !HalvesAligned(problem); }
+bool HasGatesApart(const TileProblem& problem) { return problem.gated && !HasWholeHalves(problem); }
 
 int BlocksOf(const TileProblem& problem, int warps) {
-  return problem.gated && HalvesAligned(problem)
+  return problem.gated && HasWholeHalves(problem)
              ? Ceil(problem.n / 2, int64_t{warps} / 2 * kStripOutputs)
              : Ceil(problem.n, int64_t{warps} * kStripOutputs);
 }
@@ -170,7 +170,7 @@ MmaPlan PlanMmaAs(const TileProblem& problem, const DeviceShape& device, const M
   plan.warps = fit.warps;
   plan.resident = fit.resident;
   plan.cycles = CyclesOf(problem, device, fit, shape);
-  plan.partials = GatesApart(problem);
+  plan.partials = HasGatesApart(problem);
   args.tiles = Ceil(problem.k, kTileK);
   args.splits = shape.splits;
   args.tiles_base = args.tiles / args.splits;
@@ -219,7 +219,7 @@ MmaShape ChooseShape(const TileProblem& problem, const DeviceShape& device) {
 /// Far beyond any other kernel's estimate but the exact ones'.
 constexpr double kNever = 1e11;
 
-double ProblemMicroseconds(const GemmDesc& desc, const DeviceShape& device) {
+double MmaMicroseconds(const GemmDesc& desc, const DeviceShape& device) {
   // The WGMMA kernel takes the same problems in less time.
   if (device.has_wgmma) return kNever;
   // The GEMV kernel's estimates are not comparable: where it runs it is the faster one.
@@ -230,7 +230,7 @@ double ProblemMicroseconds(const GemmDesc& desc, const DeviceShape& device) {
   return problem.m <= kMostGemvRows ? kUnfitted * micros : micros;
 }
 
-std::vector<KernelVariant> Variants(const GemmDesc& desc, const DeviceShape& device) {
+std::vector<KernelVariant> MmaVariants(const GemmDesc& desc, const DeviceShape& device) {
   const TileProblem problem = TileProblemOf(desc);
   const MmaShape usual = ChooseShape(problem, device);
   std::vector<KernelVariant> variants = {{usual.tokens, usual.splits}};
@@ -247,7 +247,8 @@ std::vector<KernelVariant> Variants(const GemmDesc& desc, const DeviceShape& dev
   return variants;
 }
 
-bool CanRunVariant(const GemmDesc& desc, const DeviceShape& device, const KernelVariant& variant) {
+bool CanRunMmaVariant(const GemmDesc& desc, const DeviceShape& device,
+                      const KernelVariant& variant) {
   return CanPlanMmaAs(TileProblemOf(desc), device, {variant.width, variant.splits});
 }
 
@@ -271,7 +272,7 @@ int64_t MmaWorkspaceBytes(const TileProblem& problem, const MmaPlan& plan) {
 
 const KernelFamily& MmaFamily() {
   static constexpr KernelFamily kFamily = {
-      .microseconds = ProblemMicroseconds, .variants = Variants, .can_run_as = CanRunVariant};
+      .microseconds = MmaMicroseconds, .variants = MmaVariants, .can_run_as = CanRunMmaVariant};
   return kFamily;
 }
 
