@@ -42,12 +42,12 @@ int MostResident(int tokens, int warps) { return 65536 / (RegistersOf(tokens) * 
 
 /// Whether the gates and ups of an n-tile are in different n-tiles of the weights; otherwise their
 /// sums meet in the workspace.
-bool HalvesInStrips(const TileProblem& problem) { return problem.n % (2 * kStripOutputs) == 0; }
+bool HasWholeHalves(const TileProblem& problem) { return problem.n % (2 * kStripOutputs) == 0; }
 
-bool GatesInOtherStrips(const TileProblem& problem) { return problem.gated && !HalvesInStrips(problem); }
+bool HasGatesApart(const TileProblem& problem) { return problem.gated && !HasWholeHalves(problem); }
 
 int BlocksOf(const TileProblem& problem, int warps) {
-  return problem.gated && HalvesInStrips(problem)
+  return problem.gated && HasWholeHalves(problem)
              ? Ceil(problem.n / 2, int64_t{warps} / 2 * kStripOutputs)
              : Ceil(problem.n, int64_t{warps} * kStripOutputs);
 }
@@ -170,7 +170,7 @@ MmaPlan PlanMmaAs(const TileProblem& problem, const DeviceShape& device, const M
   plan.warps = fit.warps;
   plan.resident = fit.resident;
   plan.cycles = CyclesOf(problem, device, fit, shape);
-  plan.partials = GatesInOtherStrips(problem);
+  plan.partials = HasGatesApart(problem);
   args.tiles = Ceil(problem.k, kTileK);
   args.splits = shape.splits;
   args.tiles_base = args.tiles / args.splits;
@@ -247,7 +247,8 @@ std::vector<KernelVariant> MmaVariants(const GemmDesc& desc, const DeviceShape& 
   return variants;
 }
 
-bool CanRunMmaVariant(const GemmDesc& desc, const DeviceShape& device, const KernelVariant& variant) {
+bool CanRunMmaVariant(const GemmDesc& desc, const DeviceShape& device,
+                      const KernelVariant& variant) {
   return CanPlanMmaAs(TileProblemOf(desc), device, {variant.width, variant.splits});
 }
 
