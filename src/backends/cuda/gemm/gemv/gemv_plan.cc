@@ -147,8 +147,7 @@ std::optional<GemvPlan> PlanGemvAs(const TileProblem& problem, const DeviceShape
   args.m = problem.m;
   args.k = problem.k;
   args.stages = shape.stages;
-  // Without PDL no work comes before that on the activations.
-  args.first_stages = device.has_tma() ? shape.first_stages : 0;
+  args.first_stages = device.has_tma() ? shape.first_stages : 1;
   args.tiles = Ceil(problem.k, kTileK);
   args.tiles_of_split = Ceil(args.tiles, shape.splits);
   args.splits = Ceil(args.tiles, args.tiles_of_split);
