@@ -283,14 +283,14 @@ TEST(ExpertGemvKernel, ReadsEveryLayout) {
 
 TEST(ExpertMmaKernel, HasEveryHeight) {
   ExpertsOf<kFp4, Bf16x2, ParameterUse::kOneScale>::Mma({.k = 300, .n = 72}, 50, 16, true);
-  ExpertsOf<kFp4, F16x2, ParameterUse::kOneScale>::Mma({.k = 256, .n = 160}, 90, 30, false);
-  ExpertsOf<kFp4, Bf16x2, ParameterUse::kOneScale>::Mma({.k = 384, .n = 136}, 170, 500, true);
+  ExpertsOf<kFp4, F16x2, ParameterUse::kOneScale>::Mma({.k = 256, .n = 40}, 80, 30, false);
+  ExpertsOf<kFp4, Bf16x2, ParameterUse::kOneScale>::Mma({.k = 256, .n = 40}, 170, 500, true);
 }
 
 TEST(ExpertMmaKernel, ActivatesGates) {
   ExpertsOf<kFp4, Bf16x2, ParameterUse::kOneScale>::GatedMma({.k = 300, .n = 72}, 50, 16);
-  ExpertsOf<kInt4, Bf16x2, ParameterUse::kOneScale>::GatedMma({.k = 256, .n = 96}, 90, 30);
-  ExpertsOf<kFp4, Bf16x2, ParameterUse::kOneScale>::GatedMma({.k = 256, .n = 160}, 170, 500);
+  ExpertsOf<kInt4, Bf16x2, ParameterUse::kOneScale>::GatedMma({.k = 256, .n = 40}, 80, 30);
+  ExpertsOf<kFp4, Bf16x2, ParameterUse::kOneScale>::GatedMma({.k = 128, .n = 160}, 170, 500);
 }
 
 TEST(ExpertMmaKernel, ReadsEveryLayout) {
