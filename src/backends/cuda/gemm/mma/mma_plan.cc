@@ -44,7 +44,9 @@ int MostResident(int tokens, int warps) { return 65536 / (RegistersOf(tokens) * 
 /// sums meet in the workspace.
 bool HalvesInStrips(const TileProblem& problem) { return problem.n % (2 * kStripOutputs) == 0; }
 
-bool GatesInOtherStrips(const TileProblem& problem) { return problem.gated && !HalvesInStrips(problem); }
+bool GatesInOtherStrips(const TileProblem& problem) {
+  return problem.gated && !HalvesInStrips(problem);
+}
 
 int BlocksOf(const TileProblem& problem, int warps) {
   return problem.gated && HalvesInStrips(problem)
@@ -247,7 +249,8 @@ std::vector<KernelVariant> MmaVariants(const GemmDesc& desc, const DeviceShape& 
   return variants;
 }
 
-bool CanRunMmaVariant(const GemmDesc& desc, const DeviceShape& device, const KernelVariant& variant) {
+bool CanRunMmaVariant(const GemmDesc& desc, const DeviceShape& device,
+                      const KernelVariant& variant) {
   return CanPlanMmaAs(TileProblemOf(desc), device, {variant.width, variant.splits});
 }
 
