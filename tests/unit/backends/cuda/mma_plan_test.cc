@@ -153,9 +153,9 @@ TEST(PlanMma, FillsTheDevice) {
     if (device.multiprocessors > 64) {
       EXPECT_GT(few.arguments.splits, 1);
     }
-    EXPECT_EQ(few.tokens, 32);
+    EXPECT_LE(few.tokens, 32);
     const MmaPlan many = PlanMma(Fp4Problem(4096, 8192, 8192), device);
-    EXPECT_EQ(many.tokens, 128);
+    EXPECT_GE(many.tokens, 64);
     EXPECT_EQ(many.arguments.splits, 1);
   }
 }

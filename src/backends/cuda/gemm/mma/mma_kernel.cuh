@@ -39,6 +39,22 @@ namespace marlin::cuda {
 /// CTAs of 256 threads per SM that registers allow; of 128 threads twice as many.
 constexpr int MmaResidentBlocks(int tokens) { return tokens <= 32 ? 2 : 1; }
 
+/// The CTA's place in the grid, read anew: kept through the mainloop it would take a register
+/// there.
+MARLIN_DEVICE int BlockOfItem() {
+  auto x = static_cast<int>(blockIdx.x);
+  asm volatile("" : "+r"(x));
+  return x;
+}
+MARLIN_DEVICE int BlockOfSplit() {
+  auto y = static_cast<int>(blockIdx.y);
+  asm volatile("" : "+r"(y));
+  return y;
+}
+MARLIN_DEVICE MmaItem ItemOfBlock(const MmaArguments& args) {
+  return MmaItemAt(args, BlockOfItem(), BlockOfSplit());
+}
+
 /// The n-tile of this warp: after the last one another, whose sums no thread stores.
 MARLIN_DEVICE int StripOfWarp(const MmaArguments& args, int block) {
   const int warps = static_cast<int>(blockDim.x) >> 5;
@@ -52,8 +68,7 @@ __global__ void __launch_bounds__(kMostMmaWarps * 32, MmaResidentBlocks(kTokens)
     MmaKernel(const __grid_constant__ MmaArguments args) {
   extern __shared__ __align__(256) uint8_t memory[];
   EnterChain();
-  const int split = static_cast<int>(blockIdx.y);
-  const MmaItem item = MmaItemAt(args, static_cast<int>(blockIdx.x), split);
+  const MmaItem item = ItemOfBlock(args);
   const TileView& view = args.weights;
   const MmaRun run = {{args.stages, static_cast<int>(blockDim.x) >> 5, view.tile_bytes},
                       SharedAddress(memory),
@@ -68,12 +83,13 @@ __global__ void __launch_bounds__(kMostMmaWarps * 32, MmaResidentBlocks(kTokens)
   const MmaMainloop<kKind, T, kTokens, kUse, Strip> mainloop(view);
   mainloop.Run(run, rows, acc);
   __syncthreads();
+  const int split = BlockOfSplit();
   if (args.tile_counters != nullptr &&
-      !AddSplits<kTokens>(args, static_cast<int>(blockIdx.x), split,
-                          reinterpret_cast<uint32_t*>(memory), acc)) {
+      !AddSplits<kTokens>(args, BlockOfItem(), split, reinterpret_cast<uint32_t*>(memory), acc)) {
     return;
   }
-  const MmaEpilogue<kTokens> epilogue{args, item, split, reinterpret_cast<float*>(memory)};
+  const MmaItem done = ItemOfBlock(args);
+  const MmaEpilogue<kTokens> epilogue{args, done, split, reinterpret_cast<float*>(memory)};
   epilogue.Run(acc);
 }
 

@@ -47,51 +47,35 @@ struct MmaRun {
   int tiles;  ///< k-iterations.
 };
 
-/// The CTA's copies of one k-iteration after another.
+/// The CTA's copies of k-iterations.
 template <int kTokens, typename Rows>
 struct StageCopies {
   static constexpr int kChunks = kTokenBytes / 16;  ///< Per row.
 
   const MmaRun& run;
   const Rows& rows;
-  const uint8_t* weights;
-  int k;
-  int tiles_left;
-  int stage = 0;
-  int warp;
-  int lane;
 
-  MARLIN_DEVICE StageCopies(const MmaRun& of_run, const Rows& of_rows)
-      : run(of_run),
-        rows(of_rows),
-        weights(of_run.weights),
-        k(of_run.first_k),
-        tiles_left(of_run.tiles),
-        warp(static_cast<int>(threadIdx.x) >> 5),
-        lane(static_cast<int>(threadIdx.x) & 31) {}
-
-  /// Copies the next k-iteration, if there is one, into the next stage: one group of copies.
-  MARLIN_DEVICE void Next() {
-    if (tiles_left > 0) {
-      CopyActivations(run.pipeline + stage * run.shape.ActivationBytes(kTokens));
-      CopyWeights(run.pipeline + run.shape.WeightsOffset(kTokens) +
-                  stage * run.shape.WeightBytes() + warp * run.shape.tile_bytes);
-      weights += run.to_next;
-      k += kTileK;
-      --tiles_left;
-      stage = stage + 1 == run.shape.stages ? 0 : stage + 1;
+  /// Copies k-iteration `i`, if there is one, into a stage: one group of copies.
+  MARLIN_DEVICE void Copy(int i, int stage) const {
+    if (i < run.tiles) {
+      CopyActivations(run.first_k + i * kTileK,
+                      run.pipeline + stage * run.shape.ActivationBytes(kTokens));
+      const int warp = static_cast<int>(threadIdx.x) >> 5;
+      CopyWeights(run.weights + i * run.to_next, run.pipeline + run.shape.WeightsOffset(kTokens) +
+                                                     stage * run.shape.WeightBytes() +
+                                                     warp * run.shape.tile_bytes);
     }
     CommitCopies();
   }
 
  private:
-  MARLIN_DEVICE void CopyActivations(uint32_t to) const {
+  MARLIN_DEVICE void CopyActivations(int k, uint32_t to) const {
     // Eight tokens share the banks of a chunk without the swizzle.
     const int chunk = static_cast<int>(threadIdx.x) % kChunks;
     const int at_k = k + chunk * 8;
     const int inside = min(max(run.k - at_k, 0), 8) * 2;
     const int step = run.shape.warps * 32 / kChunks;
-#pragma unroll 4
+#pragma unroll 1
     for (int token = static_cast<int>(threadIdx.x) / kChunks; token < kTokens; token += step) {
       const uint8_t* const row = rows(token);
       const int bytes = row == nullptr ? 0 : inside;
@@ -101,8 +85,9 @@ struct StageCopies {
     }
   }
 
-  MARLIN_DEVICE void CopyWeights(uint32_t to) const {
-    for (int i = lane * 16; i < run.shape.tile_bytes; i += 32 * 16) {
+  MARLIN_DEVICE void CopyWeights(const uint8_t* weights, uint32_t to) const {
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x) % 32 * 16; i < run.shape.tile_bytes; i += 32 * 16) {
       CopyAsync16(to + i, weights + i, 16);
     }
   }
@@ -135,6 +120,8 @@ struct MmaMainloop {
   /// [n8 tile of tokens][16 outputs][c0..c3]: output g + 8 (c >> 1) and token 2 t + (c & 1), for
   /// lane 4 g + t.
   using Sums = float[kOctets][2][4];
+  /// Whether a quarter is decoded before the MMAs of the previous one, where registers suffice.
+  static constexpr bool kAhead = kTokens < 128 || kUse == ParameterUse::kOneScale;
 
   const ParameterMode mode;
   const Table table;
@@ -168,41 +155,46 @@ struct MmaMainloop {
     // Lane l passes ldmatrix the row of token l % 8 and chunk l / 8 of a quarter, at its swizzled
     // place; the chunks of quarter q are the same with q in the upper two bits.
     const uint32_t row = (lane & 7) * kTokenBytes + (((lane >> 3) ^ (lane & 7)) << 4);
-    StageCopies<kTokens, Rows> copies(run, rows);
+    const StageCopies<kTokens, Rows> copies{run, rows};
 #pragma unroll 1
-    for (int s = 0; s + 1 < stages; ++s) copies.Next();
+    for (int s = 0; s + 1 < stages; ++s) copies.Copy(s, s);
 
     Weights weights;
     Fragments fragments[2];
     int stage = 0;
-    uint32_t tile = first_tile;
     WaitForStage(stages);
     __syncwarp();
-    weights.Decode(tile, lane, 0, run.groups, mode, table, fragments[0]);
+    if constexpr (kAhead) {
+      weights.Decode(first_tile, lane, 0, run.groups, mode, table, fragments[0]);
+    }
 #pragma unroll 1
     for (int i = 0; i < run.tiles; ++i) {
       // All threads' copies of this stage have arrived, and all warps are done with the previous
       // one, which the next copies fill.
       __syncthreads();
       const uint32_t activations = run.pipeline + stage * activation_bytes + row;
+      const uint32_t tile = first_tile + stage * run.shape.WeightBytes();
+      const int to_fill = (stage == 0 ? stages : stage) - 1;
       stage = stage + 1 == stages ? 0 : stage + 1;
       const uint32_t next_tile = first_tile + stage * run.shape.WeightBytes();
 #pragma unroll
       for (int quarter = 0; quarter < kQuarters; ++quarter) {
-        Fragments& next = fragments[(quarter + 1) % 2];
-        if (quarter + 1 < kQuarters) {
-          weights.Decode(tile, lane, quarter + 1, run.groups, mode, table, next);
-        } else {
-          // After the last tile this decodes what nobody uses.
+        // After the last tile this waits for nothing, and decodes what no MMA uses.
+        const bool last = quarter + 1 == kQuarters;
+        if (last) {
           WaitForStage(stages);
           __syncwarp();
-          weights.Decode(next_tile, lane, 0, run.groups, mode, table, next);
+        }
+        if constexpr (kAhead) {
+          weights.Decode(last ? next_tile : tile, lane, (quarter + 1) % kQuarters, run.groups, mode,
+                         table, fragments[(quarter + 1) % 2]);
+        } else {
+          weights.Decode(tile, lane, quarter, run.groups, mode, table, fragments[quarter % 2]);
         }
         Multiply(fragments[quarter % 2], activations ^ (quarter * 64), acc);
         // Not before the first MMAs, which hide it.
-        if (quarter == 0) copies.Next();
+        if (quarter == 0) copies.Copy(i + stages - 1, to_fill);
       }
-      tile = next_tile;
     }
     WaitForAllCopies();
   }

@@ -150,8 +150,9 @@ struct SparseStripTile {
       FragmentDecoder<kKind, T>::Decode(words[r], quarter, table, lower[r].offset, pairs);
 #pragma unroll
       for (int p = 0; p < 4; ++p) {
-        const GroupOperands& operands = p >= 2 && two_groups ? upper[r] : lower[r];
-        pairs[p] = T::Multiply(pairs[p], operands.scale[p & 1]);
+        const uint32_t first = lower[r].scale[p & 1];
+        const uint32_t scale = p >= 2 && two_groups ? upper[r].scale[p & 1] : first;
+        pairs[p] = T::Multiply(pairs[p], scale);
       }
     }
     fragments.metadata = metadata[quarter];
