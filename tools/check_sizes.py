@@ -33,7 +33,7 @@ EXCEPTIONS = {
     # A kernel's state is in registers from its first line to its last: a function for a part of it
     # would take and return all of that state.
     ("src/backends/cuda/attention/latent/expand_latents.cu", "ExpandLatentsKernel"): 90,
-    ("src/backends/cuda/gemm/gemv/gemv_kernel.cuh", "GemvKernel"): 130,
+    ("src/backends/cuda/gemm/gemv/gemv_kernel.cuh", "GemvKernel"): 132,
     ("src/backends/cuda/gemm/gemv/gemv_kernel.cuh", "Run"): 70,
     ("src/backends/cuda/gemm/gemv/sparse_product.cuh", "Run"): 70,
     ("src/backends/cuda/moe/experts/experts_gemv.cuh", "ExpertGemvKernel"): 110,

@@ -46,6 +46,7 @@ SOURCES = {
         (r"marlin_gemm(_sparse)?_wgmma", "wgmma_kernel.cuh", "WgmmaKernel("),
         (r"marlin_gemm(_sparse)?_mma", "mma_kernel.cuh", "MmaKernel("),
         (r"marlin_gemm_fp8_wgmma", "fp8_kernel.cuh", "Fp8Kernel("),
+        (r"marlin_gemm_fp8_mma", "fp8_quantize.cu", "RoundRowsKernel("),
         (r"marlin_gemm_cuda_exact", "exact_kernel.cuh", "ExactGemmKernel("),
         (r"marlin_gemm_fp4(_single_stage|_striped)?", "staged_gemm.cu",
          "marlin_gemm_fp4"),

@@ -36,7 +36,7 @@ cases() {
   esac
   echo -n "^(gemm|dequantize)/(fp4_e2m1|u4|s8|bf16)/cuda/$1/($shapes)_g[0-9]+/"
   case $1 in
-    marlin_gemv_mma | marlin_gemm_wgmma | marlin_gemm_sparse_wgmma)
+    marlin_gemv_mma | marlin_gemm_wgmma | marlin_gemm_mma | marlin_gemm_sparse_*mma)
       echo "|^periodic/(fp4_e2m1|s8)/cuda/$1/($meeting)_g[0-9]+"
       ;;
     *) echo ;;

@@ -7,9 +7,10 @@
 #include <string>
 
 #include "backends/cuda/common/cuda_gemm.h"
+#include "backends/cuda/common/launch.h"
 #include "backends/cuda/decoder/cuda_decoder.h"
 #include "backends/cuda/gemm/cublas/cublas_launch.h"
-#include "backends/cuda/gemm/wgmma/wgmma_launch.h"
+#include "backends/cuda/gemm/gemv/gemv_launch.h"
 #include "backends/cuda/libraries/cublas_library.h"
 #include "backends/cuda/moe/experts/cuda_experts.h"
 #include "backends/cuda/plan/device_refusal.h"
@@ -58,20 +59,39 @@ bool IsZero(const char* name) {
   return given && given->value == "0";
 }
 
+DeviceRates RatesOf(int device) {
+  const auto attribute = [device](cudaDeviceAttr which) {
+    int value = 0;
+    if (cudaDeviceGetAttribute(&value, which, device) != cudaSuccess) cudaGetLastError();
+    return value;
+  };
+  DeviceRates rates;
+  rates.megahertz = attribute(cudaDevAttrClockRate) / 1e3;
+  rates.gigabytes = GigabytesOf(attribute(cudaDevAttrMemoryClockRate),
+                                attribute(cudaDevAttrGlobalMemoryBusWidth));
+  rates.l2_bytes = attribute(cudaDevAttrL2CacheSize);
+  return rates;
+}
+
 class CudaBackend final : public Backend {
  public:
   CudaBackend(int index, const cudaDeviceProp& properties)
       : device_(std::make_shared<DeviceHandle>()), properties_(properties) {
     device_->index = index;
     shape_.multiprocessors = properties.multiProcessorCount;
-    shape_.shared_bytes = static_cast<int>(properties.sharedMemPerBlockOptin);
-    shape_.costs = &CostsOf(properties.name);
+    shape_.rates = RatesOf(index);
+    costs_ = CostsOf(properties.name, shape_.rates, shape_.multiprocessors);
+    shape_.costs = &costs_;
     const DeviceScope scope(index);
+    shape_.shared_bytes = static_cast<int>(properties.sharedMemPerBlockOptin);
+    if (MostShared(&shape_.shared_bytes) != cudaSuccess) cudaGetLastError();
     shape_.code = DeviceCode();
+    model_ = TunedName(properties.name, properties.major * 10 + properties.minor, shape_.code);
     shape_.has_wgmma = IsHopperBuilt() && properties.major == 9 && shape_.code == 90;
     if (!shape_.has_tma()) return;
     for (int blocks = 1; blocks <= kMaxSplits; ++blocks) {
-      if (const int found = CountClusters(blocks); found > 0) shape_.clusters[blocks - 1] = found;
+      const int found = CountClusters(blocks, shape_);
+      shape_.clusters[blocks - 1] = found > 0 ? found : shape_.multiprocessors / blocks;
     }
   }
 
@@ -92,7 +112,7 @@ class CudaBackend final : public Backend {
     DeviceInfo info;
     info.name = "cuda:" + std::to_string(device_->index);
     info.backend = "cuda";
-    info.model = properties_.name;
+    info.model = model_;
     info.features = {"sm_" + std::to_string(properties_.major) + std::to_string(properties_.minor),
                      "code of " + CapabilityName(shape_.code),
                      std::to_string(properties_.multiProcessorCount) + " multiprocessors",
@@ -106,7 +126,7 @@ class CudaBackend final : public Backend {
   }
 
   /// Avoids Info(), which queries every kernel: marlin_gemm_cublas would search for cuBLAS.
-  std::string Model() const override { return properties_.name; }
+  std::string Model() const override { return model_; }
 
   DeviceProperties Properties() const override {
     DeviceProperties device;
@@ -303,6 +323,8 @@ class CudaBackend final : public Backend {
   cudaDeviceProp properties_;
   const std::optional<EnvironmentVariable> sparse_setting_ =
       ReadEnvironment("METAL_MARLIN_CUDA_SPARSE");
+  std::string model_;
+  DeviceCosts costs_;  ///< shape_ points to them.
   DeviceShape shape_;
   CublasHandle cublas_;
   std::unique_ptr<WeightUpload> upload_;

@@ -54,7 +54,9 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-int64_t WorkspaceBytes(const AppendToCacheCall& call) { return SlabTableBytes(call.cache); }
+int64_t WorkspaceBytes(const AppendToCacheCall& call, const DeviceShape& /*device*/) {
+  return SlabTableBytes(call.cache);
+}
 
 Status Run(const AppendToCacheCall& call, const CallContext& context) {
   AppendArguments args = {RowsOf(call.keys), {}, SequencesOf(call.rows), {}, context.errors};

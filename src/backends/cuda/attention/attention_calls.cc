@@ -31,14 +31,16 @@ AttentionShape ShapeOf(const AttentionInput& input) {
 
 AttentionShape ShapeOf(const PagedAttentionCall& call) {
   const SequenceRows& rows = call.rows;
-  return {call.queries.dim(0),  rows.first_rows.dim(0) - 1,
-          call.cache.kv_heads,  call.queries.dim(1) / call.cache.kv_heads,
-          call.cache.value_dim, rows.block_tables.dim(1) * call.cache.page_tokens,
-          call.cache.key_dim};
+  return {call.queries.dim(0),
+          rows.first_rows.dim(0) - 1,
+          call.cache.kv_heads,
+          call.queries.dim(1) / call.cache.kv_heads,
+          call.cache.value_dim,
+          rows.block_tables.dim(1) * call.cache.page_tokens,
+          call.cache.key_dim,
+          call.cache.type == DType::kF8E4M3,
+          call.queries.dtype() == DType::kBf16};
 }
-
-/// Plans are for the largest device, so that a sum does not depend on the device.
-int Multiprocessors() { return DeviceShape().multiprocessors; }
 
 Status CheckLimits(const AttentionShape& shape) {
   constexpr int64_t kMostRows = std::numeric_limits<int32_t>::max();
@@ -109,28 +111,36 @@ AttentionKernels KernelsOf(const PagedAttentionCall& call) {
                                                  : AttentionKernels::kMatrix;
 }
 
-AttentionPlan PlanOf(const PagedAttentionCall& call, AttentionKernels kernels) {
+AttentionPlan PlanOf(const PagedAttentionCall& call, AttentionKernels kernels,
+                     const DeviceShape& device) {
   const AttentionShape shape = ShapeOf(call);
   switch (kernels) {
     case AttentionKernels::kExact:
-      return PlanAttention(shape, Multiprocessors());
+      return PlanAttention(shape, device);
     case AttentionKernels::kMatrix:
-      return PlanMatrixAttention(shape, Multiprocessors());
+      return PlanMatrixAttention(shape, device);
     case AttentionKernels::kLatent:
-      return PlanLatentAttention(shape, Multiprocessors());
+      return PlanLatentAttention(shape, device);
   }
   return {};
 }
 
-cudaError_t Launch(const AttentionArguments& args, AttentionKernels kernels, cudaStream_t stream) {
+cudaError_t LaunchMatrix(const AttentionArguments& args, const DeviceShape& device,
+                         cudaStream_t stream) {
+  if (args.segments > 0) return LaunchDecodeAttention(args, device, stream);
+  return device.has_wgmma ? LaunchPrefillAttention(args, stream)
+                          : LaunchMmaAttention(args, device, stream);
+}
+
+cudaError_t Launch(const AttentionArguments& args, AttentionKernels kernels,
+                   const DeviceShape& device, cudaStream_t stream) {
   switch (kernels) {
     case AttentionKernels::kExact:
-      return LaunchAttention(args, stream);
+      return LaunchAttention(args, device, stream);
     case AttentionKernels::kMatrix:
-      return args.segments == 0 ? LaunchPrefillAttention(args, stream)
-                                : LaunchDecodeAttention(args, stream);
+      return LaunchMatrix(args, device, stream);
     case AttentionKernels::kLatent:
-      return LaunchLatentAttention(args, stream);
+      return LaunchLatentAttention(args, device, stream);
   }
   return cudaErrorInvalidValue;
 }
@@ -142,10 +152,10 @@ cudaError_t Load<AttentionCall>() {
   return LoadAttention();
 }
 
-int64_t WorkspaceBytes(const AttentionCall& call) {
+int64_t WorkspaceBytes(const AttentionCall& call, const DeviceShape& device) {
   int64_t bytes = 0;
   for (const AttentionInput& input : call.inputs) {
-    bytes = std::max(bytes, PlanAttention(ShapeOf(input), Multiprocessors()).partial_bytes);
+    bytes = std::max(bytes, PlanAttention(ShapeOf(input), device).partial_bytes);
   }
   return bytes;
 }
@@ -155,36 +165,38 @@ Status Run(const AttentionCall& call, const CallContext& context) {
     if (input.out.ElementCount() == 0) continue;
     const AttentionShape shape = ShapeOf(input);
     MARLIN_RETURN_IF_ERROR(CheckLimits(shape));
-    AttentionArguments args = ArgumentsOf(shape, PlanAttention(shape, Multiprocessors()),
-                                          input.queries, input.out, call.options, context);
+    AttentionArguments args = ArgumentsOf(shape, PlanAttention(shape, context.shape), input.queries,
+                                          input.out, call.options, context);
     args.sequences.rows = static_cast<int>(shape.rows);
     args.sequences.count = 1;
     args.keys = KeysOf(input.keys);
     args.values = KeysOf(input.values);
     args.length = static_cast<int>(shape.length);
-    MARLIN_RETURN_IF_ERROR(context.Check(LaunchAttention(args, context.stream), "attention"));
+    MARLIN_RETURN_IF_ERROR(
+        context.Check(LaunchAttention(args, context.shape, context.stream), "attention"));
   }
   return {};
 }
 
 template <>
 cudaError_t Load<PagedAttentionCall>() {
-  for (const auto load : {LoadDecodeAttention, LoadPrefillAttention, LoadLatentAttention}) {
+  for (const auto load :
+       {LoadDecodeAttention, LoadPrefillAttention, LoadMmaAttention, LoadLatentAttention}) {
     const cudaError_t error = load();
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;
 }
 
-int64_t WorkspaceBytes(const PagedAttentionCall& call) {
-  return SlabTableBytes(call.cache) + PlanOf(call, KernelsOf(call)).partial_bytes;
+int64_t WorkspaceBytes(const PagedAttentionCall& call, const DeviceShape& device) {
+  return SlabTableBytes(call.cache) + PlanOf(call, KernelsOf(call), device).partial_bytes;
 }
 
 Status Run(const PagedAttentionCall& call, const CallContext& context) {
   const AttentionShape shape = ShapeOf(call);
   MARLIN_RETURN_IF_ERROR(CheckLimits(shape));
   const AttentionKernels kernels = KernelsOf(call);
-  const AttentionPlan plan = PlanOf(call, kernels);
+  const AttentionPlan plan = PlanOf(call, kernels, context.shape);
   AttentionArguments args = ArgumentsOf(shape, plan, call.queries, call.out, call.options, context);
   // The slab table comes first in the workspace.
   args.partials = reinterpret_cast<float*>(static_cast<uint8_t*>(context.workspace) +
@@ -198,7 +210,7 @@ Status Run(const PagedAttentionCall& call, const CallContext& context) {
              : SplitKScratch::Lease();
   args.counters = scratch.words();
   cudaError_t error = PagesOf(call.cache, context, &args.pages);
-  if (error == cudaSuccess) error = Launch(args, kernels, context.stream);
+  if (error == cudaSuccess) error = Launch(args, kernels, context.shape, context.stream);
   return context.Check(error, "attention");
 }
 

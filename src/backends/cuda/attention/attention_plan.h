@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "backends/cuda/plan/tile_problem.h"
+
 namespace marlin::cuda {
 
 /// The shapes of a call; `length`: keys of the longest sequence, at most.
@@ -14,6 +16,8 @@ struct AttentionShape {
   int64_t value_dim = 0;
   int64_t length = 0;
   int64_t key_dim = 0;
+  bool fp8 = false;           ///< The cache has codes of e4m3.
+  bool bf16_queries = false;  ///< Queries of other types are two bf16 terms on mma.sync.
 };
 
 struct AttentionPlan {
@@ -24,12 +28,12 @@ struct AttentionPlan {
 };
 
 /// Splits the keys where tiles alone would leave the device idle. The plan does not change results.
-AttentionPlan PlanAttention(const AttentionShape& shape, int multiprocessors);
+AttentionPlan PlanAttention(const AttentionShape& shape, const DeviceShape& device);
 
 /// Attention on matrix units. The sums depend on the plan. segments = 0: prefill, tiles of
-/// PrefillRows query rows, if heads are not too wide for it. Else decode, one token per CTA, whose
-/// keys are split into equal parts, as many as occupy the device.
-AttentionPlan PlanMatrixAttention(const AttentionShape& shape, int multiprocessors);
+/// PrefillRows query rows (on mma.sync of MmaShapeFor), if heads are not too wide for it. Else
+/// decode, one token per CTA, whose keys are split into equal parts, as many as occupy the device.
+AttentionPlan PlanMatrixAttention(const AttentionShape& shape, const DeviceShape& device);
 
 /// Whether tiles of latent attention take heads with values of their own: those that are too wide
 /// for PrefillRows, where a sequence has several tokens, so that they read keys less often than
@@ -38,6 +42,6 @@ bool TakesWideTiles(const AttentionShape& shape);
 
 /// Latent attention: tiles of 16 or 32 query rows of a sequence, and at least one part of their
 /// keys: as many as occupy the device. The sums depend on the plan.
-AttentionPlan PlanLatentAttention(const AttentionShape& shape, int multiprocessors);
+AttentionPlan PlanLatentAttention(const AttentionShape& shape, const DeviceShape& device);
 
 }  // namespace marlin::cuda

@@ -378,7 +378,9 @@ cudaError_t Load<RotateAndAppendCall>() {
   return PrepareKernels(&RotateAppendKernel, &RotateVectorsKernel<2>, &RotateVectorsKernel<4>);
 }
 
-int64_t WorkspaceBytes(const RotateAndAppendCall& call) { return SlabTableBytes(call.cache); }
+int64_t WorkspaceBytes(const RotateAndAppendCall& call, const DeviceShape& /*device*/) {
+  return SlabTableBytes(call.cache);
+}
 
 Status Run(const RotateAndAppendCall& call, const CallContext& context) {
   if (call.cache.key_dim > kMostRotateFeatures) {

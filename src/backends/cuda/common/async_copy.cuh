@@ -1,5 +1,5 @@
-// Asynchronous primitives: mbarriers and cp.async of every capability, and those of 9.0 and later:
-// TMA bulk and tensor copies, cluster barriers and DSMEM stores, programmatic dependent launch.
+// Asynchronous primitives: mbarriers and cp.async for every capability, and from 9.0 on TMA bulk
+// and tensor copies, cluster barriers and DSMEM stores, programmatic dependent launch.
 //
 // Code of an earlier capability has neither clusters nor bulk copies: their functions trap there,
 // and the host's plans (DeviceShape) never ask for them. Fences and waits that belong to them do
@@ -97,6 +97,29 @@ MARLIN_DEVICE void CopyAsync16(uint32_t to, const void* from, int bytes) {
                : "memory");
 }
 
+/// The same for 16 bytes.
+MARLIN_DEVICE void CopyAsync16(uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+/// Copies a multiple of 16 bytes by cp.async of all lanes of a warp; at least `kLeast` bytes.
+template <int kLeast = 0>
+MARLIN_DEVICE void CopyByLanes(uint32_t to, const void* from, int bytes, int lane) {
+  constexpr int kAtOnce = 32 * 16;
+  constexpr int kWhole = kLeast / kAtOnce * kAtOnce;
+  const int mine = lane * 16;
+  const uint8_t* const of_lane = static_cast<const uint8_t*>(from) + mine;
+#pragma unroll
+  for (int i = 0; i < kWhole; i += kAtOnce) CopyAsync16(to + mine + i, of_lane + i);
+#pragma unroll 1
+  for (int i = kWhole; i + mine < bytes; i += kAtOnce) CopyAsync16(to + mine + i, of_lane + i);
+}
+template <int kLeast = 0>
+MARLIN_DEVICE void CopyByLanes(uint32_t to, const void* from, int bytes) {
+  int lane;
+  asm("mov.u32 %0, %%laneid;" : "=r"(lane));
+  CopyByLanes<kLeast>(to, from, bytes, lane);
+}
+
 /// Ends a group of this thread's cp.async copies.
 MARLIN_DEVICE void CommitCopies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 /// Waits until at most `kLeft` cp.async groups of this thread are in flight.
@@ -142,18 +165,42 @@ MARLIN_DEVICE void CopyByWarp(uint32_t to, const void* from, int bytes, uint32_t
       CopyBulk(to, from, bytes, barrier);
     }
   } else {
-    int lane;
-    asm("mov.u32 %0, %%laneid;" : "=r"(lane));
-    for (int i = lane * 16; i < bytes; i += 32 * 16) {
-      CopyAsync16(to + i, static_cast<const uint8_t*>(from) + i, 16);
-    }
+    CopyByLanes(to, from, bytes);
     ArriveWithCopies(barrier);
   }
 }
+/// The same by a CTA of kThreads, of several runs of bytes: bulk copies of the one thread that
+/// calls the functions below, or cp.async by all threads, which call them together.
+template <int kThreads>
+struct BlockCopies {
+  /// Threads that arrive for a copy, for InitBarrier.
+  static constexpr int kArrivals = kHasTma ? 1 : kThreads;
+  static MARLIN_DEVICE bool Calls() { return !kHasTma || threadIdx.x == 0; }
+
+  uint32_t barrier;
+
+  /// Begins a copy of `bytes` in all.
+  MARLIN_DEVICE BlockCopies(uint32_t barrier, int bytes) : barrier(barrier) {
+    if constexpr (kHasTma) ArriveExpecting(barrier, bytes);
+  }
+  MARLIN_DEVICE void Copy(uint32_t to, const void* from, int bytes) const {
+    if constexpr (kHasTma) {
+      CopyBulk(to, from, bytes, barrier);
+    } else {
+      for (int i = static_cast<int>(threadIdx.x) * 16; i < bytes; i += kThreads * 16) {
+        CopyAsync16(to + i, static_cast<const uint8_t*>(from) + i, 16);
+      }
+    }
+  }
+  /// After the last run.
+  MARLIN_DEVICE void End() const {
+    if constexpr (!kHasTma) ArriveWithCopies(barrier);
+  }
+};
 /// CopyBulk, multicast to the CTAs of the cluster whose bits are set, at the same address in each.
 MARLIN_DEVICE void CopyBulkToCluster(uint32_t to, const void* from, int bytes, uint32_t barrier,
                                      uint32_t blocks) {
-  if constexpr (kHasTma) {
+  if constexpr (kHasMulticast) {
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
         "[%0], [%1], %2, [%3], %4;" ::"r"(to),
@@ -209,6 +256,28 @@ MARLIN_DEVICE void WaitForCluster() {
   } else {
     __trap();
   }
+}
+
+/// A barrier across all threads of a cluster that publishes what they wrote to shared and global
+/// memory.
+MARLIN_DEVICE void SyncCluster() {
+  if constexpr (kHasTma) {
+    asm volatile(
+        "barrier.cluster.arrive.release;\n"
+        "barrier.cluster.wait.acquire;" ::
+            : "memory");
+  } else {
+    __trap();
+  }
+}
+/// The generic address, in CTA `rank` of the cluster, of an object in this CTA's shared memory.
+template <typename T>
+MARLIN_DEVICE T* ObjectInBlock(T* object, int rank) {
+  T* remote = object;
+  if constexpr (kHasTma) {
+    asm("mapa.u64 %0, %1, %2;" : "=l"(remote) : "l"(object), "r"(rank));
+  }
+  return remote;
 }
 
 /// The DSMEM address, in CTA `rank` of the cluster, of an address in this CTA's shared memory.

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "backends/cuda/gemm/fp8/fp8_quantize.h"
 #include "backends/cuda/plan/kernel_table.h"
 #include "base/checked.h"
 #include "base/macros.h"
@@ -68,7 +69,8 @@ Status CudaGemm::RunBatch(std::span<const GemmCall> calls, int64_t /*workspace_b
 TilesGemm::TilesGemm(const PlanRequest& request, const KernelVariant& variant, int64_t own_bytes)
     : CudaGemm(request, variant, StagedBytes(request.desc) + own_bytes),
       kind_(request.weights.kind()),
-      bf16_(request.desc.a_type != DType::kF16 || !request.desc.weights.fits_f16),
+      quantizes_(request.desc.accuracy == Accuracy::kW4A8),
+      bf16_(quantizes_ || request.desc.a_type != DType::kF16 || !request.desc.weights.fits_f16),
       staged_(NeedsStaging(request.desc)) {}
 
 Status TilesGemm::Launch(const GemmCall& call, cudaStream_t stream) const {
@@ -87,8 +89,10 @@ Status TilesGemm::Launch(const GemmCall& call, cudaStream_t stream) const {
   auto* workspace = static_cast<uint8_t*>(call.workspace);
   if (staged_) {
     const int columns = StagedColumns(call.desc);
-    MARLIN_RETURN_IF_ERROR(
-        Check(LaunchStageActivations(gemm.a, workspace, columns, bf16_, stream)));
+    const cudaError_t staged =
+        quantizes_ ? LaunchRoundRows(gemm.a, workspace, columns, stream)
+                   : LaunchStageActivations(gemm.a, workspace, columns, bf16_, stream);
+    MARLIN_RETURN_IF_ERROR(Check(staged));
     gemm.a.data = workspace;
     gemm.a.stride = columns;
     workspace += StagedBytes(call.desc);

@@ -67,7 +67,7 @@ ActivationView ActivationsOf(const GemmCall& call);
 EpilogueView EpilogueOf(const GemmCall& call);
 
 /// A GEMM with tiled weights. Activations that the kernels cannot read in place are staged in the
-/// workspace; the kernel family uses the rest of it.
+/// workspace, quantized for Accuracy::kW4A8; the kernel family uses the rest of it.
 class TilesGemm : public CudaGemm {
  public:
   /// `own_bytes`: workspace of the kernel family, without the staged activations.
@@ -84,6 +84,7 @@ class TilesGemm : public CudaGemm {
 
  private:
   const CodeKind kind_;
+  const bool quantizes_;
   const bool bf16_;  ///< MMA operands are bf16, not fp16.
   const bool staged_;
 };

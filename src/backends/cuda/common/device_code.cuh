@@ -25,4 +25,7 @@ inline constexpr bool kHasWgmma = false;
 inline constexpr bool kHasWgmma = true;
 #endif
 
+/// Bulk copies to all CTAs of a cluster; the assembler refuses them in code of 12.0.
+inline constexpr bool kHasMulticast = kHasWgmma;
+
 }  // namespace marlin::cuda

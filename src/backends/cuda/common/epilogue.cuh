@@ -84,6 +84,30 @@ MARLIN_DEVICE void Finish(const EpilogueView& view, int m, int n, float sum) {
   StoreFloat(view.out, view.type, m * view.stride + n, value);
 }
 
+/// Stores two adjacent outputs, with one vectorized store where they are aligned.
+MARLIN_DEVICE void StorePair(const EpilogueView& view, int64_t at, float2 value, bool both) {
+  const bool small = view.type != Element::kF32;
+  auto* to = static_cast<uint8_t*>(view.out) + at * (small ? 2 : 4);
+  if (both && small && (reinterpret_cast<uintptr_t>(to) & 3) == 0) {
+    *reinterpret_cast<uint32_t*>(to) = view.type == Element::kBf16 ? Bf16x2::Pack(value.x, value.y)
+                                                                   : F16x2::Pack(value.x, value.y);
+    return;
+  }
+  StoreFloat(view.out, view.type, at, value.x);
+  if (both) StoreFloat(view.out, view.type, at + 1, value.y);
+}
+
+/// Finish of two adjacent outputs; without `both` of the first alone.
+MARLIN_DEVICE void FinishPair(const EpilogueView& view, int m, int n, float2 sum, bool both) {
+  float2 value = {Activate(view.activation, Biased(view, n, sum.x)), 0.0f};
+  if (both) value.y = Activate(view.activation, Biased(view, n + 1, sum.y));
+  if (view.row_weight != nullptr) {
+    value.x *= view.row_weight[m];
+    value.y *= view.row_weight[m];
+  }
+  StorePair(view, m * view.stride + n, value, both);
+}
+
 /// The epilogue of GLU: output column n from sums n and n + view.n / 2.
 MARLIN_DEVICE void FinishGated(const EpilogueView& view, int m, int n, float gate, float up) {
   float value = Activate(view.activation, Biased(view, n, gate)) * Biased(view, n + view.n / 2, up);

@@ -1,22 +1,52 @@
 #include "backends/cuda/common/launch.h"
 
+#include <algorithm>
 #include <array>
+#include <charconv>
 #include <cstdint>
+#include <limits>
+#include <string>
 
 #include "backends/cuda/runtime/device_code.h"
+#include "base/environment.h"
 
 namespace marlin::cuda {
+
+namespace {
+
+/// METAL_MARLIN_CUDA_SHARED, in bytes.
+int SharedSetting() {
+  constexpr int kKiB = 1024;
+  int kib = std::numeric_limits<int>::max() / kKiB;
+  if (const auto given = ReadEnvironment("METAL_MARLIN_CUDA_SHARED")) {
+    const std::string& text = given->value;
+    int parsed = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), parsed);
+    // Every plan needs what the smallest device has.
+    constexpr int kLeastKiB = 99;
+    if (error == std::errc() && end == text.data() + text.size()) kib = std::max(parsed, kLeastKiB);
+  }
+  return std::min(kib, std::numeric_limits<int>::max() / kKiB) * kKiB;
+}
+
+}  // namespace
+
+cudaError_t MostShared(int* bytes) {
+  int device = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error != cudaSuccess) return error;
+  error = cudaDeviceGetAttribute(bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  static const int most = SharedSetting();
+  *bytes = std::min(*bytes, most);
+  return error;
+}
 
 cudaError_t AllowAllShared(const void* function) {
   cudaFuncAttributes attributes;
   const cudaError_t error = cudaFuncGetAttributes(&attributes, function);
   if (error != cudaSuccess) return error;
-  int device = 0;
-  cudaGetDevice(&device);
   int most = 0;
-  const cudaError_t queried =
-      cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  if (queried != cudaSuccess) return queried;
+  if (const cudaError_t queried = MostShared(&most); queried != cudaSuccess) return queried;
   // Static shared memory comes out of the same limit.
   return cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
                               most - static_cast<int>(attributes.sharedSizeBytes));

@@ -16,6 +16,10 @@ struct LaunchSize {
   dim3 cluster = {1, 1, 1};
 };
 
+/// The shared memory that a CTA of the current device may have, or METAL_MARLIN_CUDA_SHARED if that
+/// is less.
+cudaError_t MostShared(int* bytes);
+
 /// Lets a kernel be launched with as much shared memory as a CTA may have. Call it once for each
 /// function: other threads may launch it meanwhile.
 cudaError_t AllowAllShared(const void* function);

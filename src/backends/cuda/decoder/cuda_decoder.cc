@@ -91,7 +91,7 @@ Status CudaDecoder::RunOnDevice(const Call& call, const OperationContext& contex
 #define MARLIN_DECODER_OPERATION(Name, text, cpu, on_cuda, metal)                              \
   int64_t CudaDecoder::WorkspaceBytes([[maybe_unused]] const Name##Call& call) const {         \
     if constexpr (kPartsOf<DecoderOperation::k##Name>.scratch) {                               \
-      return marlin::cuda::WorkspaceBytes(call);                                               \
+      return marlin::cuda::WorkspaceBytes(call, shape_);                                       \
     }                                                                                          \
     return 0;                                                                                  \
   }                                                                                            \

@@ -3,7 +3,8 @@
 //
 //   Status Run(const NameCall& call, const CallContext& context);  Unless kAbsent: puts kernels on
 //       the stream. It neither allocates nor synchronizes. The device is current.
-//   int64_t WorkspaceBytes(const NameCall& call);  kScratch: the workspace of a call.
+//   int64_t WorkspaceBytes(const NameCall& call, const DeviceShape& device);  kScratch: the
+//       workspace of a call.
 //   template <> cudaError_t Load<NameCall>();  kLoads: prepares the kernels, before the first Run.
 #pragma once
 
@@ -49,10 +50,10 @@ struct CallContext {
 template <typename Call>
 cudaError_t Load();
 
-#define MARLIN_DECODER_OPERATION(Name, text, cpu, cuda, metal)    \
-  Status Run(const Name##Call& call, const CallContext& context); \
-  int64_t WorkspaceBytes(const Name##Call& call);                 \
-  template <>                                                     \
+#define MARLIN_DECODER_OPERATION(Name, text, cpu, cuda, metal)               \
+  Status Run(const Name##Call& call, const CallContext& context);            \
+  int64_t WorkspaceBytes(const Name##Call& call, const DeviceShape& device); \
+  template <>                                                                \
   cudaError_t Load<Name##Call>();
 #include "plan/step/decoder_operations.def"
 #undef MARLIN_DECODER_OPERATION

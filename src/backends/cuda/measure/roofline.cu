@@ -1,23 +1,32 @@
 #include "backends/cuda/common/async_copy.cuh"
+#include "backends/cuda/common/launch.h"
 #include "backends/cuda/measure/roofline.h"
 
 namespace marlin::cuda {
 namespace {
 
 constexpr int kBulkBytes = 16 << 10;
-constexpr int kStages = 12;  // 192 KiB in flight per SM: several times bandwidth x latency.
+/// 192 KiB in flight per SM: several times bandwidth x latency.
+constexpr int kMostStages = 12;
+/// On devices with less shared memory, which have less bandwidth per SM.
+constexpr int kFewStages = 5;
 constexpr int kLoadThreads = 512;
 constexpr int kLoadBlocksPerSm = 2;
 constexpr int kUnroll = 8;  // kLoadThreads x kUnroll x 16 bytes: 64 KiB per iteration and CTA.
 
-/// One thread keeps kStages copies in flight. No thread reads the data: once a copy completes, its
-/// stage is free.
+/// One thread, or a warp where there are no bulk copies, keeps kStages copies in flight. No thread
+/// reads the data: once a copy completes, its stage is free.
+template <int kStages>
 __global__ void __launch_bounds__(32) ReadBulk(const uint8_t* data, int64_t chunk_count) {
   extern __shared__ __align__(128) uint8_t ring[];
   __shared__ uint64_t barriers[kStages];
-  if (threadIdx.x != 0) return;
-  for (int stage = 0; stage < kStages; ++stage) InitBarrier(SharedAddress(&barriers[stage]), 1);
+  using Copies = BlockCopies<32>;
+  if (!Copies::Calls()) return;
+  for (int stage = 0; stage < kStages; ++stage) {
+    if (threadIdx.x == 0) InitBarrier(SharedAddress(&barriers[stage]), Copies::kArrivals);
+  }
   FenceBarrierInit();
+  if constexpr (Copies::kArrivals > 1) __syncwarp();
   const int64_t stride = gridDim.x;
   const int64_t count = (chunk_count - blockIdx.x + stride - 1) / stride;
   for (int64_t i = 0; i < count + kStages; ++i) {
@@ -26,11 +35,23 @@ __global__ void __launch_bounds__(32) ReadBulk(const uint8_t* data, int64_t chun
     const int64_t round = i / kStages;
     if (round > 0 && i - kStages < count) Wait(barrier, static_cast<int>((round - 1) & 1));
     if (i < count) {
-      ArriveExpecting(barrier, kBulkBytes);
-      CopyBulk(SharedAddress(ring + stage * kBulkBytes),
-               data + (blockIdx.x + i * stride) * kBulkBytes, kBulkBytes, barrier);
+      const Copies copies(barrier, kBulkBytes);
+      copies.Copy(SharedAddress(ring + stage * kBulkBytes),
+                  data + (blockIdx.x + i * stride) * kBulkBytes, kBulkBytes);
+      copies.End();
     }
   }
+}
+
+template <int kStages>
+cudaError_t Start(const void* data, int64_t bytes, int sm_count, cudaStream_t stream) {
+  constexpr int kRingBytes = kStages * kBulkBytes;
+  const cudaError_t error = cudaFuncSetAttribute(
+      ReadBulk<kStages>, cudaFuncAttributeMaxDynamicSharedMemorySize, kRingBytes);
+  if (error != cudaSuccess) return error;
+  ReadBulk<kStages>
+      <<<sm_count, 32, kRingBytes, stream>>>(static_cast<const uint8_t*>(data), bytes / kBulkBytes);
+  return cudaGetLastError();
 }
 
 __device__ __forceinline__ uint4 LoadOnce(const uint4* source) {
@@ -63,13 +84,12 @@ __global__ void Empty() {}
 }  // namespace
 
 cudaError_t LaunchReadBulk(const void* data, int64_t bytes, int sm_count, cudaStream_t stream) {
-  constexpr int kRingBytes = kStages * kBulkBytes;
-  const cudaError_t error =
-      cudaFuncSetAttribute(ReadBulk, cudaFuncAttributeMaxDynamicSharedMemorySize, kRingBytes);
-  if (error != cudaSuccess) return error;
-  ReadBulk<<<sm_count, 32, kRingBytes, stream>>>(static_cast<const uint8_t*>(data),
-                                                 bytes / kBulkBytes);
-  return cudaGetLastError();
+  int most = 0;
+  if (const cudaError_t error = MostShared(&most); error != cudaSuccess) return error;
+  constexpr int kStaticBytes = 1 << 10;
+  return most >= kMostStages * kBulkBytes + kStaticBytes
+             ? Start<kMostStages>(data, bytes, sm_count, stream)
+             : Start<kFewStages>(data, bytes, sm_count, stream);
 }
 
 cudaError_t LaunchReadLoads(const void* data, int64_t bytes, int sm_count, cudaStream_t stream) {

@@ -7,8 +7,9 @@
 
 namespace marlin::cuda {
 
-/// Reads [data, data + bytes) once by bulk copies into shared memory, from one persistent CTA per
-/// SM with enough copies in flight. `bytes` is a multiple of 16 KiB.
+/// Reads [data, data + bytes) once by bulk copies, or where the code has none by cp.async, into
+/// shared memory, from one persistent CTA per SM with enough copies in flight. `bytes` is a
+/// multiple of 16 KiB.
 cudaError_t LaunchReadBulk(const void* data, int64_t bytes, int sm_count, cudaStream_t stream);
 
 /// The same by loads of 16 bytes, several in flight per thread. `bytes` is a multiple of 64 KiB.

@@ -1,9 +1,25 @@
-// Measured costs, from which plans and kernel selection estimate times: one table per device name.
+// Costs, from which plans and kernel selection estimate times: a table for each measured device,
+// and a model of the others.
 #pragma once
 
+#include <cstdint>
+#include <string>
 #include <string_view>
 
 namespace marlin::cuda {
+
+/// Rates that bound the kernels of a device, by its driver; the defaults are an H200's. 0: not
+/// known.
+struct DeviceRates {
+  double megahertz = 1980;  ///< Peak clock of the multiprocessors.
+  double gigabytes = 4917;  ///< Device memory, per second: memory clock x bus width.
+  int64_t l2_bytes = int64_t{50} << 20;
+};
+
+/// The bandwidth of memory with two transfers per cycle.
+constexpr double GigabytesOf(int memory_kilohertz, int bus_bits) {
+  return 2e-6 * memory_kilohertz * (bus_bits / 8.0);
+}
 
 /// Cycles of one SM: a k-iteration of 128, and the part of an output tile outside of its mainloop
 /// (pipeline fill, epilogue).
@@ -120,7 +136,15 @@ inline constexpr DeviceCosts kH200Costs = {
              .cluster = {0.04, 0.055, {0.12, 0.12}},
              .memory = {0.4, 0.13, {0.1, 0.19}}}};
 
-/// The table for the driver's name of a device; the H200's for devices that were not measured.
-const DeviceCosts& CostsOf(std::string_view device_name);
+/// The table for the driver's name of a device, or EstimatedCosts.
+DeviceCosts CostsOf(std::string_view device_name, const DeviceRates& rates, int multiprocessors);
+
+/// The H200's costs on another device: what memory bounds in proportion to the bandwidth of a
+/// multiprocessor, and all else to the clock.
+DeviceCosts EstimatedCosts(const DeviceRates& rates, int multiprocessors);
+
+/// The name under which a device is tuned. A device of 9.0 or later that runs code of an earlier
+/// capability has other kernels than by its own, so other measurements.
+std::string TunedName(std::string_view device_name, int capability, int code);
 
 }  // namespace marlin::cuda

@@ -81,7 +81,7 @@ bool CanRunAs(const KernelDesc& kernel, const GemmDesc& desc, const DeviceShape&
 }
 
 bool NeedsStaging(const GemmDesc& desc) {
-  if (!desc.aligned) return true;
+  if (!desc.aligned || desc.accuracy == Accuracy::kW4A8) return true;
   return desc.a_type == DType::kF32 || (desc.a_type == DType::kF16 && !desc.weights.fits_f16);
 }
 

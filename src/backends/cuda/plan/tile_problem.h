@@ -24,9 +24,11 @@ struct DeviceShape {
   /// Resident clusters of 1, 2, ... CTAs, at one CTA per SM.
   int clusters[kMaxSplits] = {132, 66, 42, 30, 24, 20, 16, 14};
   int shared_bytes = 227 * 1024;  ///< Limit per CTA.
+  DeviceRates rates = {};
   const DeviceCosts* costs = &kH200Costs;
 
   bool has_tma() const { return code >= 90; }
+  bool has_multicast() const { return has_wgmma; }
 };
 
 /// A GEMM on weight tiles.

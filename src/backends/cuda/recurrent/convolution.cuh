@@ -143,12 +143,6 @@ MARLIN_DEVICE void FindSourcesBefore(const RecurrentArguments& args, const Seque
   __syncwarp();
 }
 
-/// The rows of a chunk that take part.
-struct ChunkSources {
-  int sources[kMostConvWidth - 1 + kChunkRows];  ///< As ConvolveInput takes them.
-  int count;
-};
-
 /// Lists which of rows [first, first + most) of a sequence take part; `most` is at most kChunkRows.
 /// Called by a warp.
 MARLIN_DEVICE void ListRows(const RecurrentArguments& args, const SequenceState& state, int first,

@@ -1,6 +1,7 @@
 // The gated delta rule: which kernels run a call, and their arguments.
 #include <algorithm>
 
+#include "backends/cuda/plan/tile_problem.h"
 #include "backends/cuda/recurrent/chunked/chunk_launch.h"
 #include "backends/cuda/recurrent/chunked/chunk_plan.h"
 #include "backends/cuda/recurrent/recurrent_launch.h"
@@ -94,23 +95,25 @@ GatedDeltaArguments ArgumentsOf(const GatedDeltaCall& call, const CallContext& c
 
 /// Runs the sequences with many rows, a turn of chunks at a time.
 cudaError_t LaunchChunks(const GatedDeltaArguments& args, const DeltaPlan& plan, float* parts,
-                         cudaStream_t stream) {
+                         const CallContext& context) {
+  cudaStream_t const stream = context.stream;
   cudaError_t error = cudaSuccess;
   for (int64_t first = 0; first < plan.most_chunks && error == cudaSuccess; first += kTurnChunks) {
     const ChunkArguments turn = {args, parts, static_cast<int>(first),
                                  static_cast<int>(std::min(plan.most_chunks - first, kTurnChunks))};
     error = LaunchChunkLocal(turn, stream);
-    if (error == cudaSuccess) error = LaunchChunkScan(turn, stream);
+    if (error == cudaSuccess) error = LaunchChunkScan(turn, context.shape.shared_bytes, stream);
   }
   return error == cudaSuccess ? LaunchWindows(args, stream) : error;
 }
 
 cudaError_t Launch(const GatedDeltaArguments& args, const DeltaPlan& plan, float* parts,
-                   cudaStream_t stream) {
+                   const CallContext& context) {
+  cudaStream_t const stream = context.stream;
   // Counters are not lent where memory is short.
   if (plan.decodes && args.counts_readers()) return LaunchDecode(args, stream);
   cudaError_t error = LaunchRecurrent(args, plan.vector, stream);
-  if (error == cudaSuccess && plan.chunks) error = LaunchChunks(args, plan, parts, stream);
+  if (error == cudaSuccess && plan.chunks) error = LaunchChunks(args, plan, parts, context);
   const bool norms = plan.norms_apart && args.sequences.rows > 0;
   return error == cudaSuccess && norms ? LaunchGatedNorm(args, stream) : error;
 }
@@ -126,7 +129,7 @@ cudaError_t Load<GatedDeltaCall>() {
   return cudaSuccess;
 }
 
-int64_t WorkspaceBytes(const GatedDeltaCall& call) {
+int64_t WorkspaceBytes(const GatedDeltaCall& call, const DeviceShape& /*device*/) {
   const PagedCache states = CacheOf(call.states);
   const DeltaPlan plan = PlanOf(call, states);
   // Never nothing: a captured launch's counters belong to its workspace.
@@ -155,7 +158,7 @@ Status Run(const GatedDeltaCall& call, const CallContext& context) {
   args.counters = scratch.words();
   cudaError_t error = PagesOf(states, context, &args.states);
   if (error == cudaSuccess) {
-    error = Launch(args, plan, reinterpret_cast<float*>(sums + plan.sums_bytes), context.stream);
+    error = Launch(args, plan, reinterpret_cast<float*>(sums + plan.sums_bytes), context);
   }
   return context.Check(error, "gated_delta");
 }

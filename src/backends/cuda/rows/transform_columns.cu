@@ -7,6 +7,7 @@
 #include "backends/cuda/common/epilogue.cuh"
 #include "backends/cuda/common/launch.h"
 #include "backends/cuda/rows/transform_columns.h"
+#include "layout/input_transform.h"
 #include "plan/gemm/transform_columns.h"
 
 namespace marlin::cuda {
@@ -14,6 +15,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kMostThreads = 1024;
+static_assert(kMaxHadamard % (2 * kMostThreads) == 0);
 /// CTAs that stride over rows, and over columns, at most.
 constexpr int64_t kMostBlocks = 1024;
 
@@ -74,45 +76,92 @@ __global__ void __launch_bounds__(kThreads)
 
 /// Rotates one Hadamard block per CTA and step: blockIdx.x strides over the blocks of a row,
 /// blockIdx.y over the rows. Adds in the order of the host's HadamardInPlace.
+///
+/// kHalves: shared memory holds half of a block. The first half waits in registers for the sums of
+/// both, which come last.
+template <bool kHalves>
+class BlockRotation {
+ public:
+  MARLIN_DEVICE BlockRotation(const TransformColumnsArguments& args, float norm, float* shared)
+      : args_(args),
+        norm_(norm),
+        shared_(shared),
+        size_(static_cast<int>(args.hadamard) / (kHalves ? 2 : 1)),
+        thread_(static_cast<int>(threadIdx.x)),
+        threads_(static_cast<int>(blockDim.x)) {}
+
+  /// The block of a row that begins with column `first`.
+  MARLIN_DEVICE void Run(int64_t row, int64_t first) const {
+    constexpr int kKept = kHalves ? kMaxHadamard / 2 / kMostThreads : 1;
+    float kept[kKept];
+    if constexpr (kHalves) {
+      RotateHalf(row, first);
+#pragma unroll
+      for (int i = 0; i < kKept; ++i) kept[i] = shared_[thread_ + i * kMostThreads];
+      __syncthreads();  // The next half overwrites this one.
+    }
+    RotateHalf(row, first + (kHalves ? size_ : 0));
+    if constexpr (kHalves) {
+#pragma unroll
+      for (int i = 0; i < kKept; ++i) {
+        const int at = thread_ + i * kMostThreads;
+        Store(row, first + at, kept[i] + shared_[at]);
+        Store(row, first + size_ + at, kept[i] - shared_[at]);
+      }
+    } else {
+      for (int i = thread_; i < size_; i += threads_) Store(row, first + i, shared_[i]);
+    }
+    __syncthreads();  // The next block overwrites this one.
+  }
+
+ private:
+  /// The sums of shared memory's columns, which begin with `first`.
+  MARLIN_DEVICE void RotateHalf(int64_t row, int64_t first) const {
+    for (int i = thread_; i < size_; i += threads_) {
+      const int64_t at = row * args_.from_row + (first + i) * args_.from_column;
+      float value = LoadFloat(args_.from, args_.from_type, at);
+      if (args_.scale != nullptr && !args_.inverse) value *= args_.scale[first + i];
+      shared_[i] = value;
+    }
+    for (int half = 1; half < size_; half *= 2) {
+      __syncthreads();
+      for (int pair = thread_; pair < size_ / 2; pair += threads_) {
+        const int i = pair / half * 2 * half + pair % half;
+        const float x = shared_[i];
+        const float y = shared_[i + half];
+        shared_[i] = x + y;
+        shared_[i + half] = x - y;
+      }
+    }
+    __syncthreads();
+  }
+
+  MARLIN_DEVICE void Store(int64_t row, int64_t column, float value) const {
+    value *= norm_;
+    if (args_.scale != nullptr && args_.inverse) value *= args_.scale[column];
+    StoreFloat(args_.to, args_.to_type, row * args_.to_row + column * args_.to_column, value);
+  }
+
+  const TransformColumnsArguments& args_;
+  float norm_;
+  float* shared_;
+  int size_;  ///< Columns in shared memory.
+  int thread_;
+  int threads_;
+};
+
+template <bool kHalves>
 __global__ void __launch_bounds__(kMostThreads)
     RotateColumnsKernel(const __grid_constant__ TransformColumnsArguments args, float norm) {
   extern __shared__ float block[];
-  const auto size = static_cast<int>(args.hadamard);
-  const auto threads = static_cast<int>(blockDim.x);
-  const auto thread = static_cast<int>(threadIdx.x);
+  const BlockRotation<kHalves> rotation(args, norm, block);
   const int64_t blocks = args.columns / args.hadamard;
   for (int64_t row = blockIdx.y; row < args.rows; row += gridDim.y) {
-    for (int64_t b = blockIdx.x; b < blocks; b += gridDim.x) {
-      const int64_t first = b * size;
-      for (int i = thread; i < size; i += threads) {
-        const int64_t at = row * args.from_row + (first + i) * args.from_column;
-        float value = LoadFloat(args.from, args.from_type, at);
-        if (args.scale != nullptr && !args.inverse) value *= args.scale[first + i];
-        block[i] = value;
-      }
-      for (int half = 1; half < size; half *= 2) {
-        __syncthreads();
-        for (int pair = thread; pair < size / 2; pair += threads) {
-          const int i = pair / half * 2 * half + pair % half;
-          const float x = block[i];
-          const float y = block[i + half];
-          block[i] = x + y;
-          block[i + half] = x - y;
-        }
-      }
-      __syncthreads();
-      for (int i = thread; i < size; i += threads) {
-        float value = block[i] * norm;
-        if (args.scale != nullptr && args.inverse) value *= args.scale[first + i];
-        StoreFloat(args.to, args.to_type, row * args.to_row + (first + i) * args.to_column, value);
-      }
-      __syncthreads();  // The next block overwrites this one.
-    }
+    for (int64_t b = blockIdx.x; b < blocks; b += gridDim.x) rotation.Run(row, b * args.hadamard);
   }
 }
 
 cudaError_t LaunchRotate(TransformColumnsArguments args, cudaStream_t stream) {
-  const auto* const kernel = reinterpret_cast<const void*>(&RotateColumnsKernel);
   auto norm = static_cast<float>(1.0 / std::sqrt(static_cast<double>(args.hadamard)));
   void* parameters[] = {&args, &norm};
   const int64_t pairs = args.hadamard / 2;
@@ -122,9 +171,18 @@ cudaError_t LaunchRotate(TransformColumnsArguments args, cudaStream_t stream) {
                    static_cast<unsigned>(std::min(args.rows, kMostBlocks)));
   size.threads = static_cast<int>(std::min<int64_t>(warps * 32, kMostThreads));
   size.shared_bytes = static_cast<int>(args.hadamard * sizeof(float));
+  const auto* kernel = reinterpret_cast<const void*>(&RotateColumnsKernel<false>);
   constexpr int kSharedOfAnyKernel = 48 << 10;
   if (size.shared_bytes > kSharedOfAnyKernel) {
-    if (const cudaError_t error = AllowAllShared(kernel); error != cudaSuccess) return error;
+    int most = 0;
+    cudaError_t error = MostShared(&most);
+    // Only the largest blocks, of kMaxHadamard, do not fit every device.
+    if (size.shared_bytes > most) {
+      kernel = reinterpret_cast<const void*>(&RotateColumnsKernel<true>);
+      size.shared_bytes /= 2;
+    }
+    if (error == cudaSuccess) error = AllowAllShared(kernel);
+    if (error != cudaSuccess) return error;
   }
   return Launch(kernel, size, parameters, stream);
 }

@@ -1,19 +1,18 @@
 // Token sampling: penalties, then greedy, or a draw after temperature, top-k, top-p and min-p. A
-// cluster takes a row, because one SM alone loads a vocabulary's logits slowly.
+// cluster takes a row, because one SM alone loads a vocabulary's logits slowly; before 9.0 a CTA.
 //
 //   Tokens are ordered by logit, the most likely first, ties by id. top-k and top-p keep a prefix
 //   of that order, which a Cut ends; a draw is the token at which the cumulative weight exceeds a
 //   random number. All three find the token of a cumulative weight: a radix search over the bits of
 //   the logit, with a histogram of weights per level. Weights are integers, so that the order of
 //   the additions does not matter and a seed gives the same tokens on every run.
-#include <cooperative_groups.h>
-
 #include <climits>
 #include <cmath>
 
 #include "backends/cuda/common/block_scan.cuh"
 #include "backends/cuda/common/chain.cuh"
 #include "backends/cuda/decoder/operations.h"
+#include "backends/cuda/plan/tile_problem.h"
 #include "backends/cuda/rows/record_error.cuh"
 #include "backends/cuda/sampling/logit_keys.cuh"
 #include "base/aligned_buffer.h"
@@ -22,8 +21,6 @@
 
 namespace marlin::cuda {
 namespace {
-
-namespace cg = cooperative_groups;
 
 constexpr int kResetThreads = 1024;
 constexpr int kDigitBits = 11;  ///< Bits of a level of the radix search.
@@ -170,13 +167,22 @@ MARLIN_DEVICE RowLogits LogitsOf(const SampleArguments& args, int row, SamplerSt
   return {args.logits + row * args.logits_stride, state, mask, allowed};
 }
 
-/// One row. All functions are called by all threads of the cluster, with the same arguments.
+/// One row. All functions are called by all threads of the cluster, with the same arguments. A
+/// token does not depend on the number of CTAs and threads.
 template <int kCluster, int kThreads>
 class RowSampler {
   static constexpr int kAllThreads = kCluster * kThreads;
   static constexpr int kWarps = kThreads / 32;
 
  public:
+  static MARLIN_DEVICE void Sync() {
+    if constexpr (kCluster == 1) {
+      __syncthreads();
+    } else {
+      SyncCluster();
+    }
+  }
+
   struct Shared {
     unsigned long long bins[kBins];    ///< Weights of this CTA's tokens.
     unsigned long long totals[kBins];  ///< In rank 0: weights of all tokens.
@@ -196,8 +202,8 @@ class RowSampler {
       : args_(args),
         row_(row),
         shared_(shared),
-        first_(*cg::this_cluster().map_shared_rank(&shared, 0)),
-        rank_(static_cast<int>(cg::this_cluster().block_rank())),
+        first_(InBlock(shared, 0)),
+        rank_(static_cast<int>(blockIdx.x) % kCluster),
         thread_(rank_ * kThreads + static_cast<int>(threadIdx.x)),
         state_row_(args.StateRowOf(row)),
         state_(reinterpret_cast<SamplerState*>(args.states + state_row_ * args.state_stride)),
@@ -251,10 +257,14 @@ class RowSampler {
     return kNoToken;
   }
 
-  static MARLIN_DEVICE void Sync() { cg::this_cluster().sync(); }
-  MARLIN_DEVICE const Shared& SharedOf(int rank) const {
-    return *cg::this_cluster().map_shared_rank(&shared_, rank);
+  static MARLIN_DEVICE Shared& InBlock(Shared& shared, int rank) {
+    if constexpr (kCluster == 1) {
+      return shared;
+    } else {
+      return *ObjectInBlock(&shared, rank);
+    }
   }
+  MARLIN_DEVICE const Shared& SharedOf(int rank) const { return InBlock(shared_, rank); }
 
   /// Calls run(logit, id) for the tokens of this thread, ids ascending, whose loads are in flight
   /// together.
@@ -482,14 +492,12 @@ class RowSampler {
   Cut cut_;
 };
 
-/// A cluster for each row, which samples it and, while the tokens are the drafts, the rows that
-/// follow it.
+/// Samples a row and, while the tokens are the drafts, the rows that follow it. Called by a
+/// cluster.
 template <int kCluster, int kThreads>
-__global__ void __launch_bounds__(kThreads)
-    SampleKernel(const __grid_constant__ SampleArguments args) {
+MARLIN_DEVICE void SampleRows(const SampleArguments& args) {
   using Sampler = RowSampler<kCluster, kThreads>;
   __shared__ typename Sampler::Shared shared;
-  EnterChain();
   int row = static_cast<int>(blockIdx.x) / kCluster;
   if (args.StateRowOf(row) < 0 || args.DraftOf(row - 1) >= 0) return;
   while (true) {
@@ -498,13 +506,22 @@ __global__ void __launch_bounds__(kThreads)
     if (draft < 0) return;
     ++row;
     if (token != draft) break;
-    cg::this_cluster().sync();  // The next row counts the token.
+    Sampler::Sync();  // The next row counts the token.
   }
   if (static_cast<int>(blockIdx.x) % kCluster != 0 || threadIdx.x != 0) return;
   for (bool more = true; more; ++row) {
     args.tokens[row * args.tokens_stride] = kSkippedMark;
     more = args.DraftOf(row) >= 0;
   }
+}
+
+/// A cluster for each row.
+template <int kCluster, int kThreads>
+__global__ void __launch_bounds__(kThreads)
+    SampleKernel(const __grid_constant__ SampleArguments args) {
+  EnterChain();
+  // Code with clusters does not run the other kernel.
+  if constexpr (kHasTma == (kCluster > 1)) SampleRows<kCluster, kThreads>(args);
 }
 
 template <int kCluster, int kThreads>
@@ -586,9 +603,10 @@ Status Run(const SampleTokensCall& call, const CallContext& context) {
                                 context.errors};
   // As many CTAs as run at once: their registers leave room for one on an SM.
   constexpr int kFewRows = 16;
-  return context.Check(args.rows <= kFewRows ? LaunchClusters<8, 256>(args, context.stream)
-                                             : LaunchClusters<2, 512>(args, context.stream),
-                       "sample");
+  const auto launch = !context.shape.has_tma() ? &LaunchClusters<1, 512>
+                      : args.rows <= kFewRows  ? &LaunchClusters<8, 256>
+                                               : &LaunchClusters<2, 512>;
+  return context.Check(launch(args, context.stream), "sample");
 }
 
 }  // namespace marlin::cuda

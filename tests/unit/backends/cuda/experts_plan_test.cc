@@ -1,5 +1,5 @@
-// Plans of the experts' GEMV launches: shared memory holds all parts, apart from each other, for
-// every kind of codes and k that is planned at all.
+// Plans of the experts' launches: shared memory holds all parts, apart from each other, for every
+// kind of codes and k that is planned at all, on every card.
 #include "backends/cuda/moe/experts/experts_plan.h"
 
 #include <gtest/gtest.h>
@@ -12,6 +12,7 @@
 
 #include "backends/cuda/gemm/gemv/gemv_layout.h"
 #include "backends/cuda/layout/sparse_layout.h"
+#include "cards.h"
 
 namespace marlin::cuda::experts_plan_test {
 namespace {
@@ -38,24 +39,30 @@ ExpertTilesProblem Problem(int64_t k, int bits = 4, int64_t rows = 1, int64_t ex
   return problem;
 }
 
-void ExpectApart(const ExpertTilesProblem& problem, const ExpertGemvPlan& plan) {
-  const ExpertGemvArguments& args = plan.arguments;
-  const int table = problem.kind == CodeKind::kTable4 ? kPairTableBytes : 0;
-  const auto schedule = static_cast<int>(ScheduleBytes(problem.experts, 1));
-  std::vector<std::pair<int, int>> parts = {
-      {0, kExpertWarps * args.stages * problem.weights.tile_bytes},
-      {args.barriers_offset, kExpertWarps * args.stages * kBarrierBytes},
-      {args.sums_offset, 2 * kExpertWarps * kSumFloats * 4},
-      {args.table_offset, table},
-      {args.schedule_offset, schedule},
-      {args.own_sort_offset, static_cast<int>(problem.own_sort_bytes)},
-      {args.rows_offset, args.tile_rows * args.row_bytes}};
+using Parts = std::vector<std::pair<int, int>>;  ///< Offset and size.
+
+void ExpectPartsApart(Parts parts, int shared_bytes, const DeviceShape& device) {
   std::sort(parts.begin(), parts.end());
   for (size_t i = 0; i + 1 < parts.size(); ++i) {
     EXPECT_LE(parts[i].first + parts[i].second, parts[i + 1].first) << "part " << i;
   }
-  EXPECT_LE(parts.back().first + parts.back().second, plan.shared_bytes);
-  EXPECT_LE(plan.shared_bytes, DeviceShape().shared_bytes);
+  EXPECT_LE(parts.back().first + parts.back().second, shared_bytes);
+  EXPECT_LE(shared_bytes, device.shared_bytes);
+}
+
+void ExpectApart(const ExpertTilesProblem& problem, const ExpertGemvPlan& plan,
+                 const DeviceShape& device = {}) {
+  const ExpertGemvArguments& args = plan.arguments;
+  const int table = problem.kind == CodeKind::kTable4 ? kPairTableBytes : 0;
+  const auto schedule = static_cast<int>(ScheduleBytes(problem.experts, 1));
+  ExpectPartsApart({{0, args.warps * args.stages * problem.weights.tile_bytes},
+                    {args.barriers_offset, args.warps * args.stages * kBarrierBytes},
+                    {args.sums_offset, 2 * args.warps * kSumFloats * 4},
+                    {args.table_offset, table},
+                    {args.schedule_offset, schedule},
+                    {args.own_sort_offset, static_cast<int>(problem.own_sort_bytes)},
+                    {args.rows_offset, args.tile_rows * args.row_bytes}},
+                   plan.shared_bytes, device);
   EXPECT_EQ(args.rows_offset % 16, 0);
   EXPECT_EQ(args.row_bytes % 16, 0);
   EXPECT_EQ(args.row_bytes % 128, 16) << "rows of a matrix in one bank";
@@ -138,6 +145,117 @@ TEST(ExpertGemvPlan, RowsLargerThanSharedMemoryHaveNoPlan) {
   EXPECT_FALSE(PlanExpertGemv(Problem((int64_t{1} << 30) - 1), DeviceShape()).has_value());
 }
 
+TEST(ExpertGemvPlan, FitsEveryCard) {
+  for (const Card& card : Cards()) {
+    for (const int bits : {2, 3, 4, 8, 16}) {
+      for (const int64_t k : {0, 128, 768, 2048, 2880, 4096, 7168, 14336, 16384}) {
+        SCOPED_TRACE(::testing::Message() << card.name << ", " << bits << " bits, k " << k);
+        const auto one = PlanExpertGemv(Problem(k, bits, 1), card.shape);
+        ASSERT_TRUE(one.has_value());
+        EXPECT_EQ(one->arguments.warps & (one->arguments.warps - 1), 0);
+        EXPECT_LE(1 << one->arguments.share_log2, one->arguments.warps);
+        if (card.shape.has_wgmma) EXPECT_EQ(one->arguments.warps, kExpertWarps);
+        for (const int64_t rows : {1, 8, 500}) {
+          ExpertTilesProblem problem = Problem(k, bits, rows);
+          for (const int64_t sort : {int64_t{0}, OwnSortBytes(1), problem.own_sort_bytes}) {
+            problem.own_sort_bytes = sort;
+            const auto plan = PlanExpertGemv(problem, card.shape);
+            ASSERT_TRUE(plan.has_value());
+            ExpectApart(problem, *plan, card.shape);
+            // Sums do not depend on the number of rows.
+            EXPECT_EQ(plan->arguments.warps, one->arguments.warps);
+            EXPECT_EQ(plan->arguments.share_log2, one->arguments.share_log2);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(ExpertGemvPlan, SmallSharedMemoryHasRoomForEightRows) {
+  for (const Card& card : Cards()) {
+    for (const int64_t k : {768, 2048, 2880, 4096}) {
+      EXPECT_GE(PlanExpertGemv(Problem(k), card.shape)->arguments.tile_rows, 8)
+          << card.name << ", k " << k;
+    }
+  }
+}
+
+void ExpectApart(const ExpertTilesProblem& problem, const ExpertMmaPlan& plan,
+                 const DeviceShape& device) {
+  const ExpertMmaArguments& args = plan.arguments;
+  const auto schedule = static_cast<int>(TileScheduleBytes(problem.experts, problem.sides));
+  const int tile_bytes = problem.weights.tile_bytes;
+  const auto stages = [&](int count, int rows) {
+    return MmaStages{count, args.warps, tile_bytes}.Bytes(rows);
+  };
+  ExpectPartsApart({{0, stages(args.stages, args.tile_rows)},
+                    {args.schedule_offset, schedule},
+                    {args.tile_offset, kMmaExpertTileBytes}},
+                   plan.shared_bytes, device);
+  EXPECT_LE(stages(args.stages_of_few, args.tile_rows / 2), args.schedule_offset);
+  EXPECT_LE(MmaExchangeBytes(args.warps), args.schedule_offset);
+  EXPECT_EQ(args.schedule_offset % 16, 0);
+  EXPECT_EQ(args.tile_offset % 16, 0);
+  for (const int count : {args.stages, args.stages_of_few}) {
+    EXPECT_GE(count, 2);
+    EXPECT_LE(count, kMostMmaStages);
+  }
+  // What the system keeps of every CTA comes out of the multiprocessor's.
+  constexpr int kReserved = 1024;
+  EXPECT_LE(plan.resident * (plan.shared_bytes + kReserved), device.shared_bytes + kReserved);
+}
+
+TEST(ExpertMmaPlan, FitsEveryCard) {
+  for (const Card& card : Cards()) {
+    if (card.shape.has_wgmma) continue;
+    for (const int bits : {2, 3, 4, 8, 16}) {
+      for (const int64_t experts : {1, 8, 128, 512, 1024}) {
+        for (const int64_t rows : {13, 40, 500}) {
+          for (const bool gated : {false, true}) {
+            SCOPED_TRACE(::testing::Message() << card.name << ", " << bits << " bits, " << experts
+                                              << " experts, " << rows << " rows");
+            const ExpertTilesProblem problem = Problem(2048, bits, rows, experts);
+            const auto plan = PlanExpertMma(problem, gated, card.shape);
+            ASSERT_TRUE(plan.has_value());
+            EXPECT_EQ(plan->arguments.gated, gated);
+            ExpectApart(problem, *plan, card.shape);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(ExpertMmaPlan, TilesAreWideOnlyForManyRows) {
+  for (const Card& card : Cards()) {
+    if (card.shape.has_wgmma) continue;
+    const auto rows_of_tile = [&](int64_t rows) {
+      return PlanExpertMma(Problem(2048, 4, rows), true, card.shape)->arguments.tile_rows;
+    };
+    EXPECT_EQ(rows_of_tile(13), 32) << card.name;
+    EXPECT_LE(rows_of_tile(32), 64) << card.name;
+    EXPECT_GE(rows_of_tile(500), 64) << card.name;
+  }
+}
+
+TEST(ExpertMmaPlan, TakesTheRowsThatTheGemvKernelWouldReadWeightsForTwice) {
+  for (const Card& card : Cards()) {
+    for (const int64_t k : {2048, 14336}) {
+      for (int64_t rows = 1; rows <= 16; ++rows) {
+        ExpertTilesProblem problem = Problem(k, 4, rows);
+        problem.matrix_weights = k * 256;
+        const auto mma = PlanExpertMma(problem, false, card.shape);
+        const auto wgmma = PlanExpertWgmma(problem, false, card.shape);
+        EXPECT_FALSE(card.shape.has_wgmma ? mma.has_value() : wgmma.has_value()) << card.name;
+        if (card.shape.has_wgmma) continue;
+        const int fit = PlanExpertGemv(problem, card.shape)->arguments.tile_rows;
+        EXPECT_EQ(mma.has_value(), rows > fit || rows >= 13) << card.name << ", rows " << rows;
+      }
+    }
+  }
+}
+
 TEST(ExpertWgmmaPlan, PartsFitSharedMemory) {
   const DeviceShape device;
   for (const int bits : {2, 3, 4, 8, 16}) {
@@ -157,7 +275,7 @@ TEST(ExpertWgmmaPlan, PartsFitSharedMemory) {
                 plan->arguments.exchange_offset);
       EXPECT_LE(plan->arguments.exchange_offset + (gated ? kGatedExchangeBytes : 0),
                 plan->arguments.schedule_offset);
-      EXPECT_LE(plan->arguments.schedule_offset + WgmmaScheduleBytes(experts, problem.sides),
+      EXPECT_LE(plan->arguments.schedule_offset + TileScheduleBytes(experts, problem.sides),
                 plan->shared_bytes);
       EXPECT_EQ(plan->arguments.schedule_offset % 4, 0);
       EXPECT_EQ(plan->arguments.exchange_offset % 16, 0);
@@ -223,6 +341,16 @@ TEST(ExpertWgmmaPlan, StagesHoldTwiceTheRowsOfAnExpert) {
     EXPECT_GE(plan->arguments.gemm.slots, tile_rows == 192 ? 3 : 4) << rows;
   }
   EXPECT_EQ(PlanExpertWgmma(Problem(2048, 8, 100), true, device)->arguments.tile_rows, 128);
+}
+
+TEST(ExpertSort, HistogramsFitEveryCard) {
+  for (const Card& card : Cards()) {
+    for (const int64_t experts : {8, 128, 1024, 4096}) {
+      const int warps = SortWarpsFor(int64_t{1} << 20, experts, card.shape);
+      ASSERT_GE(warps, 1) << card.name << ", " << experts;
+      EXPECT_LE(SortBytes(experts, warps), card.shape.shared_bytes) << card.name << ", " << experts;
+    }
+  }
 }
 
 TEST(ExpertSort, HistogramsFitSharedMemory) {

@@ -3,6 +3,14 @@
 
 #include <gtest/gtest.h>
 
+#include "backends/cuda/plan/kernel_table.h"
+
+namespace marlin::cuda {
+// Defined in fp8_plan.cc, for the rows of kernels.def.
+Support SupportsFp8(const GemmDesc& desc, const DeviceProperties& device);
+Support SupportsFp8Mma(const GemmDesc& desc, const DeviceProperties& device);
+}  // namespace marlin::cuda
+
 namespace marlin::cuda::fp8_plan_test {
 namespace {
 
@@ -100,6 +108,27 @@ TEST(PlanFp8, RoundsRowsToWholeSteps) {
   EXPECT_EQ(QuantizedColumns(1), 128);
   EXPECT_EQ(QuantizedColumns(128), 128);
   EXPECT_EQ(QuantizedColumns(129), 256);
+}
+
+/// Code without wgmma multiplies the same problems, by mma.sync.
+TEST(Fp8Kernels, QuantizeOnEveryDevice) {
+  GemmDesc desc;
+  desc.m = 3;
+  desc.n = desc.k = 256;
+  desc.aligned = true;
+  desc.a_type = DType::kBf16;
+  desc.accuracy = Accuracy::kW4A8;
+  desc.weights.tiled = desc.weights.fits_fp8 = true;
+  const DeviceProperties ampere = {.level = Isa::kCuda, .cuda_code = 80, .has_wgmma = false};
+  EXPECT_FALSE(SupportsFp8(desc, ampere).ok());
+  EXPECT_TRUE(SupportsFp8Mma(desc, ampere).ok());
+  EXPECT_TRUE(NeedsStaging(desc));
+  desc.weights.fits_fp8 = false;
+  EXPECT_FALSE(SupportsFp8Mma(desc, ampere).ok());
+  desc.weights.fits_fp8 = true;
+  desc.accuracy = Accuracy::kDefault;
+  EXPECT_FALSE(SupportsFp8Mma(desc, ampere).ok());
+  EXPECT_FALSE(NeedsStaging(desc));
 }
 
 }  // namespace

@@ -103,13 +103,16 @@ void CheckGemvPlan(const GemvPlan& plan, const TileProblem& problem, const Devic
   EXPECT_LE(args.pieces, plan.warps) << "each warp initializes at most one barrier";
   ExpectSplitsCover(args.tiles_of_split, 1 << args.piece_log2, args.pieces);
   EXPECT_TRUE(args.multicast == 1 || args.bulk);
-  EXPECT_EQ(args.bulk, problem.k % 8 == 0);
+  EXPECT_EQ(args.bulk, device.has_tma() && problem.k % 8 == 0);
 
   ExpectRowsCopiedOnce(args, plan.warps);
 
   EXPECT_GE(args.stages, 1);
-  EXPECT_GE(args.first_stages, 1);
-  EXPECT_LE(args.first_stages, args.stages);
+  EXPECT_LE(args.stages, device.has_tma() ? kMaxBulkStages : kMaxStages);
+  EXPECT_GE(args.first_stages, device.has_tma() ? 1 : 0);
+  EXPECT_LE(args.first_stages, device.has_tma() ? args.stages : 0);
+  EXPECT_TRUE(device.has_tma() || !args.in_cluster);
+  EXPECT_TRUE(device.has_multicast() || args.multicast == 1);
   EXPECT_GE(args.row_bytes, int64_t{args.tiles_of_split} * kTileK * 2);
   EXPECT_EQ(args.row_bytes % 16, 0);
   Regions regions;
@@ -163,7 +166,7 @@ void CheckEveryGemvShape(const TileProblem& problem, const DeviceShape& device) 
 }
 
 TEST(PlanGemv, CoversEveryShapeOnce) {
-  for (const DeviceShape& device : Devices()) {
+  for (const DeviceShape& device : DevicesAndCards()) {
     for (const TileProblem& problem : ManyProblems(kMaxGemvRows, 5000)) {
       SCOPED_TRACE(Describe(problem, device));
       CheckGemv(problem, device);
@@ -173,7 +176,7 @@ TEST(PlanGemv, CoversEveryShapeOnce) {
 }
 
 TEST(PlanGemv, CoversInEveryShapeOfBlocks) {
-  for (const DeviceShape& device : Devices()) {
+  for (const DeviceShape& device : DevicesAndCards()) {
     for (const TileProblem& problem : ManyProblems(kMaxGemvRows, 500)) {
       SCOPED_TRACE(Describe(problem, device));
       CheckEveryGemvShape(problem, device);
@@ -203,16 +206,31 @@ TEST(PlanGemv, CoversEverySmallShapeOnce) {
 
 TEST(PlanGemv, EndsForEveryLengthOfRows) {
   const DeviceShape device;
+  const DeviceShape small = {.code = 80, .has_wgmma = false, .shared_bytes = 99 * 1024};
   for (const int k : {1 << 20, 1 << 22, (1 << 22) + 1, 100000000, 2147483000}) {
     for (const int m : {1, kMaxGemvRows}) {
       for (const int tile_bytes : AllTileBytes()) {
         const TileProblem problem = {.m = m, .n = 64, .k = k, .tile_bytes = tile_bytes};
         SCOPED_TRACE(Describe(problem, device));
         CheckGemv(problem, device);
+        CheckGemv(problem, small);
         if (HasFailure()) return;
       }
     }
   }
+}
+
+/// Deep pipelines, as far as shared memory allows, and activations that are not divided.
+TEST(PlanGemv, PipelinesDeeplyWithoutTma) {
+  const DeviceShape large = {.code = 80, .has_wgmma = false, .shared_bytes = 163 * 1024};
+  DeviceShape small = large;
+  small.shared_bytes = 99 * 1024;
+  const TileProblem problem = Fp4Problem(1, 14336, 8192);
+  EXPECT_EQ(PlanGemv(problem, large).arguments.stages, 3);
+  EXPECT_EQ(PlanGemv(problem, large).arguments.pieces, 1);
+  EXPECT_GE(PlanGemv(problem, small).arguments.stages, 2);
+  EXPECT_EQ(PlanGemv(Fp4Problem(16, 4096, 4096), large).arguments.pieces, kMaxPieces);
+  EXPECT_TRUE(PlanGemv(Fp4Problem(1, 1024, 8192), small).in_memory);
 }
 
 /// The fastest plans measured on an H200.

@@ -140,6 +140,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Problem{"many_rows_staged", "marlin_gemm_wgmma", 200, DType::kF32, false},
                       Problem{"quantized", "marlin_gemm_fp8_wgmma", 70, DType::kF32, false},
                       Problem{"quantized_gated", "marlin_gemm_fp8_wgmma", 40, DType::kBf16, true},
+                      Problem{"quantized_mma", "marlin_gemm_fp8_mma", 70, DType::kF32, false},
+                      Problem{"quantized_mma_gated", "marlin_gemm_fp8_mma", 3, DType::kBf16, true},
                       Problem{"exact", "marlin_gemm_cuda_exact", 5, DType::kF32, false}),
     [](const auto& test) { return std::string(test.param.name); });
 

@@ -49,13 +49,13 @@ TEST(CudaKernels, SayWhyTheyDecline) {
     }
     return names;
   };
-  EXPECT_EQ(supported(desc), "gemv_mma gemm_wgmma gemm_cuda_exact ");
+  EXPECT_EQ(supported(desc), "gemv_mma gemm_wgmma gemm_mma gemm_cuda_exact ");
   GemmDesc rows = desc;
   rows.m = 17;
-  EXPECT_EQ(supported(rows), "gemm_wgmma gemm_cuda_exact ");
+  EXPECT_EQ(supported(rows), "gemm_wgmma gemm_mma gemm_cuda_exact ");
   GemmDesc invariant = desc;
   invariant.determinism = Determinism::kBatchInvariant;
-  EXPECT_EQ(supported(invariant), "gemm_wgmma gemm_cuda_exact ");
+  EXPECT_EQ(supported(invariant), "gemm_wgmma gemm_mma gemm_cuda_exact ");
   GemmDesc canonical = desc;
   canonical.weights.tiled = false;
   EXPECT_EQ(supported(canonical), "gemm_cuda_exact ");
@@ -63,17 +63,18 @@ TEST(CudaKernels, SayWhyTheyDecline) {
   floats.a_type = DType::kF32;
   EXPECT_EQ(supported(floats), "gemm_cuda_exact ");
   floats.allow_bf16_activations = true;
-  EXPECT_EQ(supported(floats), "gemv_mma gemm_wgmma gemm_cuda_exact ");
+  EXPECT_EQ(supported(floats), "gemv_mma gemm_wgmma gemm_mma gemm_cuda_exact ");
   EXPECT_TRUE(NeedsStaging(floats));
   EXPECT_FALSE(NeedsStaging(desc));
   GemmDesc sparse = desc;
   sparse.weights.sparse = true;
-  EXPECT_EQ(supported(sparse), "gemv_sparse_mma gemm_sparse_wgmma gemm_cuda_exact ");
+  EXPECT_EQ(supported(sparse),
+            "gemv_sparse_mma gemm_sparse_wgmma gemm_sparse_mma gemm_cuda_exact ");
   sparse.m = 17;
-  EXPECT_EQ(supported(sparse), "gemm_sparse_wgmma gemm_cuda_exact ");
+  EXPECT_EQ(supported(sparse), "gemm_sparse_wgmma gemm_sparse_mma gemm_cuda_exact ");
   sparse.m = 1;
   sparse.determinism = Determinism::kBatchInvariant;
-  EXPECT_EQ(supported(sparse), "gemm_sparse_wgmma gemm_cuda_exact ");
+  EXPECT_EQ(supported(sparse), "gemm_sparse_wgmma gemm_sparse_mma gemm_cuda_exact ");
 }
 
 // The GEMV and the WGMMA kernel on sparse tensor cores read sparse tiles as they are, in less time
@@ -114,6 +115,51 @@ TEST(CudaKernels, EstimateSparseTiles) {
   for (const int64_t m : {17, 100, 1024, 8192}) {
     dense.m = sparse.m = m;
     EXPECT_LT(micros("marlin_gemm_sparse_wgmma", sparse), micros("marlin_gemm_wgmma", dense));
+  }
+}
+
+// Hopper chooses among its own kernels as if there were no others; elsewhere the MMA kernel is
+// chosen from 17 rows on, and where the GEMV kernel declines.
+TEST(CudaKernels, ChooseMmaWithoutWgmma) {
+  const auto fastest = [](const GemmDesc& desc, bool has_wgmma) {
+    DeviceProperties properties = {.level = Isa::kCuda};
+    DeviceShape device;
+    properties.has_wgmma = device.has_wgmma = has_wgmma;
+    properties.cuda_code = device.code = has_wgmma ? 90 : 80;
+    if (!has_wgmma) {
+      for (int& clusters : device.clusters) clusters = 0;
+    }
+    std::string_view name;
+    double least = 0;
+    for (const KernelDesc& kernel : CudaKernels()) {
+      if (kernel.chosen != Chosen::kByCost || !kernel.supports(desc, properties).ok()) continue;
+      const double micros = FamilyOf(kernel).microseconds(desc, device);
+      if (!name.empty() && micros >= least) continue;
+      least = micros;
+      name = kernel.name;
+    }
+    return name;
+  };
+  GemmDesc desc;
+  desc.a_type = DType::kBf16;
+  desc.group_size = 128;
+  desc.weights.tiled = desc.weights.fits_f16 = true;
+  for (const bool sparse : {false, true}) {
+    desc.weights.sparse = sparse;
+    for (const int64_t m : {1, 9, 16, 17, 64, 1000, 8192}) {
+      for (const int64_t n : {96, 4096, 28672}) {
+        desc.m = m;
+        desc.n = desc.k = n;
+        desc.determinism = Determinism::kDefault;
+        EXPECT_EQ(fastest(desc, true).find("gemm_mma"), std::string_view::npos);
+        EXPECT_EQ(fastest(desc, true).find("gemm_sparse_mma"), std::string_view::npos);
+        const std::string_view gemm = sparse ? "marlin_gemm_sparse_mma" : "marlin_gemm_mma";
+        const std::string_view gemv = sparse ? "marlin_gemv_sparse_mma" : "marlin_gemv_mma";
+        EXPECT_EQ(fastest(desc, false), m <= 16 ? gemv : gemm);
+        desc.determinism = Determinism::kBatchInvariant;
+        EXPECT_EQ(fastest(desc, false), gemm);
+      }
+    }
   }
 }
 

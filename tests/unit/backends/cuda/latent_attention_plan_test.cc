@@ -8,10 +8,8 @@
 namespace marlin::cuda::latent_attention_plan_test {
 namespace {
 
-constexpr int kMultiprocessors = 132;
-
 AttentionPlan PlanOf(int64_t rows, int64_t sequences, int64_t group, int64_t length) {
-  return PlanLatentAttention({rows, sequences, 1, group, 512, length}, kMultiprocessors);
+  return PlanLatentAttention({rows, sequences, 1, group, 512, length}, DeviceShape());
 }
 
 TEST(LatentAttentionPlan, HasTilesForEveryDivisionOfRows) {

@@ -3,10 +3,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 
 #include "backends/cuda/recurrent/chunked/chunk_plan.h"
+#include "backends/cuda/recurrent/chunked/chunk_shared.h"
 #include "backends/cuda/recurrent/mamba2/ssd_layout.h"
+#include "backends/cuda/recurrent/mamba2/ssd_shared.h"
+#include "cards.h"
 
 namespace marlin::cuda::mamba2_plan_test {
 namespace {
@@ -64,6 +68,24 @@ TEST(Mamba2Plan, ThereAreNoMoreChunksThanPlanned) {
     }
     ASSERT_LE(chunks, MostChunks(rows, sequences)) << rows << " rows of " << sequences;
   }
+}
+
+// What runs where a kernel's first choice does not fit needs no more than the smallest card has.
+TEST(Mamba2Plan, ChunksFitEveryCard) {
+  int smallest = DeviceShape().shared_bytes;
+  for (const Card& card : Cards()) smallest = std::min(smallest, card.shape.shared_bytes);
+  EXPECT_LE((SsdScanShared<64, false>::kBytes), smallest);
+  EXPECT_LE((SsdScanShared<128, false>::kBytes), smallest);
+  EXPECT_LE((SsdScanShared<256, false>::kBytes), smallest);
+  EXPECT_LE((SsdScanShared<256, true>::kBytes), DeviceShape().shared_bytes);
+  EXPECT_LE((DeltaScanShared<64, false>::kBytes), smallest);
+  EXPECT_LE((DeltaScanShared<128, false>::kBytes), smallest);
+  EXPECT_LE((DeltaScanShared<128, true>::kBytes), DeviceShape().shared_bytes);
+  for (const int key_dim : {64, 128}) {
+    const ChunkLayout layout = {1, 1, key_dim, 128};
+    EXPECT_LE(DeltaLocalShared{layout.KeyFloats()}.Bytes(), smallest) << key_dim;
+  }
+  EXPECT_LE(RecurrentShared({kMostRecurrentKeys, kSliceColumns}).Bytes(), smallest);
 }
 
 TEST(Mamba2Plan, FewHeadsAreDividedAmongMoreBlocks) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "backends/cuda/plan/tile_problem.h"
+#include "cards.h"
 
 namespace marlin::cuda {
 
@@ -80,6 +81,13 @@ inline std::vector<DeviceShape> Devices() {
       devices[i].clusters[blocks - 1] = devices[i].multiprocessors / blocks;
     }
   }
+  return devices;
+}
+
+/// Both these and the cards.
+inline std::vector<DeviceShape> DevicesAndCards() {
+  std::vector<DeviceShape> devices = Devices();
+  for (const Card& card : Cards()) devices.push_back(card.shape);
   return devices;
 }
 

@@ -8,69 +8,27 @@
 //   tells it that it is the last. Without counters a second kernel merges.
 //
 //   Registers hold the sums of 256 features. Of wider heads, two warps take the same 16 keys and a
-//   half of the values each; both compute all scores.
+//   half of the values each; both compute all scores. Where shared memory is small, rings of wide
+//   heads are of two or four warps, so that there are fewer.
 //
 //   Codes of e4m3 go through the ring as they are; a warp widens its keys and values to bf16 beside
 //   it, exactly, before it adds them.
 //
 //   Keys outside the window or after the token are zeros, so that they cannot spread NaN.
-#include <algorithm>
-
 #include "backends/cuda/attention/attention_launch.h"
+#include "backends/cuda/attention/decode/decode_layout.h"
 #include "backends/cuda/attention/latent/matrix_softmax.cuh"
 #include "backends/cuda/attention/visible_keys.cuh"
 #include "backends/cuda/common/chain.cuh"
-#include "backends/cuda/plan/tile_problem.h"
 
 namespace marlin::cuda {
 namespace {
 
-constexpr int kThreads = 128;
-constexpr int kWarps = kThreads / 32;
+constexpr int kWarps = kDecodeWarps;
+constexpr int kThreads = kWarps * 32;
+constexpr int kStages = kDecodeStages;
 constexpr int kHeads = kDecodeHeads;
 static_assert(kHeads == kWarpRows);
-constexpr int kSliceFeatures = 256;  ///< Value features of a warp, at most.
-static_assert(kSliceFeatures == kMostTileFeatures && 2 * kSliceFeatures == kMostMatrixFeatures);
-constexpr int kStages = 2;
-constexpr int kSumPadding = 8;  ///< In floats, against bank conflicts in stores of fragments.
-
-/// The warps of a CTA. kSlices: warps with the same keys, each of which has a slice of the values.
-template <int kSlices>
-struct Warps {
-  static constexpr int kTeams = kWarps / kSlices;
-  static constexpr int kBlockKeys = kWarpKeys * kTeams;
-  static_assert(kCachePageTokens % kBlockKeys == 0);  // A block is in one page.
-};
-
-/// The shared memory of a CTA: rings of keys and values with the teams' widened ones, which the
-/// teams' sums replace, and the queries.
-template <int kSlices>
-struct Layout : CachedRows {
-  using CachedRows::CachedRows;
-  static constexpr int kTeams = Warps<kSlices>::kTeams;
-
-  MARLIN_HOST_DEVICE int StageBytes() const {
-    return kWarpKeys * (copied_key_row + copied_value_row);
-  }
-  MARLIN_HOST_DEVICE int TeamBytes() const {
-    return kStages * StageBytes() + (widens ? kWarpKeys * (key_row + value_row) : 0);
-  }
-  MARLIN_HOST_DEVICE int RingBytes() const { return kTeams * TeamBytes(); }
-  /// Sums of the teams: [kTeams][kHeads] maxima, as many sums of weights, weighted values.
-  static MARLIN_HOST_DEVICE int SumsBytes(int value_dim) {
-    return kTeams * kHeads * (2 + value_dim + kSumPadding) * 4;
-  }
-  MARLIN_HOST_DEVICE int QueriesAt(int value_dim) const {
-    const int sums = SumsBytes(value_dim);
-    return ((RingBytes() > sums ? RingBytes() : sums) + 15) / 16 * 16;
-  }
-  MARLIN_HOST_DEVICE int BarriersAt(int value_dim) const {
-    return QueriesAt(value_dim) + 2 * kHeads * key_row;
-  }
-  MARLIN_HOST_DEVICE int Bytes(int value_dim) const {
-    return BarriersAt(value_dim) + kTeams * kStages * kBarrierBytes;
-  }
-};
 
 /// The token, the query heads and the keys of a CTA.
 struct Task {
@@ -179,7 +137,7 @@ MARLIN_DEVICE void ForQuads(const AttentionArguments& args, const Task& task, co
 }
 
 /// A warp's keys of the CTA's blocks, which it has in common with its team.
-template <bool kFp8, int kSlices>
+template <int kTiles, bool kFp8, int kSlices>
 class WarpKeys {
  public:
   /// Initializes the mbarriers of the ring.
@@ -192,14 +150,15 @@ class WarpKeys {
         ring_(shared + team_ * layout_.TeamBytes()),
         barriers_(shared + layout_.BarriersAt(args.value_dim) + team_ * kStages * kBarrierBytes) {
     if (lane_ == 0 && slice_ == 0) {
-      for (int stage = 0; stage < kStages; ++stage) InitBarrier(Barrier(stage), 1);
+      for (int stage = 0; stage < kStages; ++stage) InitBarrier(Barrier(stage), kCopyArrivals);
       FenceBarrierInit();
     }
     Sync();
   }
 
   MARLIN_DEVICE int team() const { return team_; }
-  MARLIN_DEVICE int slice() const { return slice_; }
+  /// The first value feature of the warp.
+  MARLIN_DEVICE int first_feature() const { return slice_ * kTiles * 16; }
 
   /// Adds all keys; calls prepare() once, after the first request.
   template <typename Softmax, typename Prepare>
@@ -218,7 +177,7 @@ class WarpKeys {
       uint32_t keys = Keys(n);
       uint32_t values = Values(n);
       if constexpr (kFp8) Widen(&keys, &values);
-      softmax.Add(keys, values + slice_ * kSliceFeatures * 2, FirstKey(task, n),
+      softmax.Add(keys, values + first_feature() * 2, FirstKey(task, n),
                   [&](int) { return task.visible; });
       Sync();
     }
@@ -252,15 +211,24 @@ class WarpKeys {
     *values = wide_values;
   }
   MARLIN_DEVICE int FirstKey(const Task& task, int n) const {
-    return (task.first_block + n) * Warps<kSlices>::kBlockKeys + team_ * kWarpKeys;
+    return (task.first_block + n) * DecodeTeams<kSlices>::kBlockKeys + team_ * kWarpKeys;
   }
 
-  /// Requests the team's keys and values of block n of the CTA: a lane has a row of either, which
-  /// is one TMA bulk copy, or zeros. Called by the first warp.
+  /// Requests the team's keys and values of block n of the CTA, zeros for keys that are not seen.
+  /// Called by the first warp.
   MARLIN_DEVICE void Request(const Task& task, int n) const {
-    const int first = FirstKey(task, n);
     const uint8_t* const page =
-        FindPage(args_.sequences, args_.pages, task.sequence, first, args_.errors);
+        FindPage(args_.sequences, args_.pages, task.sequence, FirstKey(task, n), args_.errors);
+    if constexpr (kHasTma) {
+      RequestRows(task, n, page);
+    } else {
+      RequestPieces(task, n, page);
+    }
+  }
+
+  /// A lane has a row of keys or values, which is one TMA bulk copy, or zeros.
+  MARLIN_DEVICE void RequestRows(const Task& task, int n, const uint8_t* page) const {
+    const int first = FirstKey(task, n);
     const bool is_value = lane_ >= kWarpKeys;
     const int row = lane_ % kWarpKeys;
     const int features = is_value ? args_.value_dim : args_.key_dim;
@@ -288,10 +256,48 @@ class WarpKeys {
     }
   }
 
+  /// The lanes share the rows' pieces of 16 bytes.
+  MARLIN_DEVICE void RequestPieces(const Task& task, int n, const uint8_t* page) const {
+    const int first = FirstKey(task, n);
+    const int64_t place = static_cast<int64_t>(task.kv_head) * args_.pages.page_tokens +
+                          first % args_.pages.page_tokens;
+    const int64_t values = KeyElements(args_.pages) + place * args_.value_dim;
+    const KeySpan seen = {task.visible.first - first,
+                          page == nullptr ? 0 : task.visible.end - first};
+    CopyPieces(page + place * args_.key_dim * kElement, args_.key_dim * kElement, seen, Keys(n),
+               layout_.copied_key_row);
+    CopyPieces(page + values * kElement, args_.value_dim * kElement, seen, Values(n),
+               layout_.copied_value_row);
+    ArriveWithCopies(Barrier(n));
+  }
+
+  /// `seen`: the rows that are copied.
+  MARLIN_DEVICE void CopyPieces(const uint8_t* from, int from_row, const KeySpan& seen, uint32_t to,
+                                int to_row) const {
+    const uint8_t* const anywhere = AnyAlignedAddress(args_.sequences);
+    const int pieces = from_row / 16;
+    int row = lane_ / pieces;
+    int piece = lane_ % pieces;
+    const int row_step = 32 / pieces;
+    const int piece_step = 32 % pieces;
+#pragma unroll 4
+    for (int i = lane_; i < kWarpKeys * pieces; i += 32) {
+      const bool copied = row >= seen.first && row < seen.end;
+      CopyAsync16(to + row * to_row + piece * 16, copied ? from + i * 16 : anywhere,
+                  copied ? 16 : 0);
+      row += row_step;
+      piece += piece_step;
+      if (piece >= pieces) {
+        piece -= pieces;
+        ++row;
+      }
+    }
+  }
+
   static constexpr int kElement = kFp8 ? 1 : 2;  ///< Bytes of an element of the cache.
 
   const AttentionArguments& args_;
-  Layout<kSlices> layout_;
+  DecodeLayout<kSlices> layout_;
   int lane_;
   int team_;
   int slice_;
@@ -348,19 +354,19 @@ template <int kTiles, bool kFp8, int kSlices>
 __global__ void __launch_bounds__(kThreads, 1)
     DecodeAttentionKernel(const __grid_constant__ AttentionArguments args) {
   extern __shared__ __align__(16) uint8_t memory[];
-  const WarpKeys<kFp8, kSlices> keys(args, SharedAddress(memory));
+  const WarpKeys<kTiles, kFp8, kSlices> keys(args, SharedAddress(memory));
   EnterChain();
   if (blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0) {
     CheckFirstRows(args.sequences, args.errors);
   }
-  const Task task(args, Warps<kSlices>::kBlockKeys);
+  const Task task(args, DecodeTeams<kSlices>::kBlockKeys);
   CheckTask(args, task);
-  const Layout<kSlices> layout(args.key_dim, args.value_dim, kFp8);
+  const DecodeLayout<kSlices> layout(args.key_dim, args.value_dim, kFp8);
   uint8_t* const queries = memory + layout.QueriesAt(args.value_dim);
   const WarpOperands operands = {SharedAddress(queries),
                                  SharedAddress(queries) + kHeads * layout.key_row, layout.key_row,
                                  layout.value_row};
-  const int first_feature = keys.slice() * kSliceFeatures;
+  const int first_feature = keys.first_feature();
   WarpSoftmax<kTiles> softmax(operands, args.key_dim, args.value_dim - first_feature, args.scale,
                               args.softcap);
   keys.Run(task, softmax, [&] {
@@ -369,7 +375,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   });
   __syncthreads();
   auto* const largest = reinterpret_cast<float*>(memory);
-  constexpr int kTeams = Warps<kSlices>::kTeams;
+  constexpr int kTeams = DecodeTeams<kSlices>::kTeams;
   float* const sums = largest + kTeams * kHeads;
   float* const values = sums + kTeams * kHeads;
   const int stride = args.value_dim + kSumPadding;
@@ -411,45 +417,40 @@ __global__ void __launch_bounds__(kThreads)
   MergeParts(args, Task(args, kCachePageTokens));
 }
 
-/// A kernel and its shared memory.
-struct DecodeKernel {
-  void (*kernel)(AttentionArguments);
-  int shared_bytes;
-};
+using Kernel = void (*)(AttentionArguments);
 
 template <int kTiles, int kSlices>
-DecodeKernel KernelOf(int key_dim, int value_dim, bool fp8) {
-  return {fp8 ? &DecodeAttentionKernel<kTiles, true, kSlices>
-              : &DecodeAttentionKernel<kTiles, false, kSlices>,
-          Layout<kSlices>(key_dim, value_dim, fp8).Bytes(value_dim)};
+Kernel KernelOf(bool fp8) {
+  return fp8 ? &DecodeAttentionKernel<kTiles, true, kSlices>
+             : &DecodeAttentionKernel<kTiles, false, kSlices>;
 }
 
-/// The kernel for heads of these features.
-DecodeKernel KernelFor(int key_dim, int value_dim, bool fp8) {
-  if (std::max(key_dim, value_dim) > kSliceFeatures)
-    return KernelOf<16, 2>(key_dim, value_dim, fp8);
-  if (value_dim <= 64) return KernelOf<4, 1>(key_dim, value_dim, fp8);
-  if (value_dim <= 128) return KernelOf<8, 1>(key_dim, value_dim, fp8);
-  return KernelOf<16, 1>(key_dim, value_dim, fp8);
+Kernel KernelFor(const DecodeShape& shape, bool fp8) {
+  if (shape.slices == 4) return KernelOf<8, 4>(fp8);
+  if (shape.slices == 2) return shape.tiles == 8 ? KernelOf<8, 2>(fp8) : KernelOf<16, 2>(fp8);
+  if (shape.tiles == 4) return KernelOf<4, 1>(fp8);
+  return shape.tiles == 8 ? KernelOf<8, 1>(fp8) : KernelOf<16, 1>(fp8);
 }
 
 }  // namespace
 
 cudaError_t LoadDecodeAttention() {
-  for (const int features : {64, 128, kSliceFeatures, kMostMatrixFeatures}) {
-    const cudaError_t error = PrepareSharedKernels(KernelFor(features, features, false).kernel,
-                                                   KernelFor(features, features, true).kernel);
+  for (const DecodeShape& shape : kDecodeShapes) {
+    const cudaError_t error = PrepareSharedKernels(KernelFor(shape, false), KernelFor(shape, true));
     if (error != cudaSuccess) return error;
   }
   return PrepareKernels(&MergePartsKernel);
 }
 
-cudaError_t LaunchDecodeAttention(const AttentionArguments& args, cudaStream_t stream) {
+cudaError_t LaunchDecodeAttention(const AttentionArguments& args, const DeviceShape& device,
+                                  cudaStream_t stream) {
   const dim3 tiles(static_cast<unsigned>(args.tiles), static_cast<unsigned>(args.kv_heads));
   const dim3 grid(tiles.x, tiles.y, static_cast<unsigned>(args.segments));
   const bool fp8 = args.pages.type == Element::kE4M3;
-  const DecodeKernel of = KernelFor(args.key_dim, args.value_dim, fp8);
-  const cudaError_t error = LaunchInChain(of.kernel, grid, kThreads, of.shared_bytes, stream, args);
+  const DecodeShape shape = DecodeShapeFor(args.key_dim, args.value_dim, fp8, device.shared_bytes);
+  const int bytes = shape.Bytes(args.key_dim, args.value_dim, fp8);
+  const cudaError_t error =
+      LaunchInChain(KernelFor(shape, fp8), grid, kThreads, bytes, stream, args);
   if (error != cudaSuccess || args.segments == 1 || args.counters != nullptr) return error;
   return LaunchInChain(&MergePartsKernel, tiles, kThreads, 0, stream, args);
 }

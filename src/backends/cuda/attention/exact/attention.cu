@@ -15,6 +15,7 @@
 #include <cmath>
 
 #include "backends/cuda/attention/attention_launch.h"
+#include "backends/cuda/attention/exact/exact_attention_layout.h"
 #include "backends/cuda/attention/pages.cuh"
 #include "backends/cuda/attention/prefill/attention_tile.cuh"
 #include "backends/cuda/common/chain.cuh"
@@ -112,14 +113,11 @@ MARLIN_DEVICE Block FindBlock(const AttentionArguments& args, const Tile& tile, 
   return block;
 }
 
-/// Rows of features in shared memory are padded so that lanes read them without bank conflicts.
-MARLIN_HOST_DEVICE constexpr int PaddedFeatures(int features) { return (features + 3) / 4 * 4 + 4; }
-
 /// The shared memory of a CTA, in floats.
 template <int kRows>
 struct Shared {
   float* queries;  ///< [kRows][padded]
-  float* keys;     ///< [kKeyBlock][padded]
+  float* keys;     ///< [kKeyBlock][key_width]
   float* weights;  ///< [kKeyBlock][kRows]
   float* factors;  ///< [kRows]
   float* largest;  ///< [kRows], in the segment
@@ -127,19 +125,15 @@ struct Shared {
   float* total_largest;
   float* total_sums;
 
-  MARLIN_DEVICE Shared(float* memory, int padded)
+  MARLIN_DEVICE Shared(float* memory, int padded, int key_width)
       : queries(memory),
         keys(queries + kRows * padded),
-        weights(keys + kKeyBlock * padded),
+        weights(keys + kKeyBlock * key_width),
         factors(weights + kKeyBlock * kRows),
         largest(factors + kRows),
         sums(largest + kRows),
         total_largest(sums + kRows),
         total_sums(total_largest + kRows) {}
-
-  static constexpr int Floats(int padded) {
-    return (kRows + kKeyBlock) * padded + (kKeyBlock + 5) * kRows;
-  }
 };
 
 /// Four adjacent features, zeros from feature `left` on.
@@ -164,15 +158,17 @@ MARLIN_DEVICE float4 LoadFour(const T* from, int left, bool aligned) {
   return {at(0), at(1), at(2), at(3)};
 }
 
-/// kRows query rows of one KV head. A thread has features thread + 128 i, i < kFeatures.
-template <int kRows, int kFeatures>
+/// kRows query rows of one KV head. A thread has features thread + 128 i, i < kFeatures. kInParts:
+/// shared memory has parts of keys, of kKeyPartFeatures features.
+template <int kRows, int kFeatures, bool kInParts>
 class TileAttention {
  public:
   MARLIN_DEVICE TileAttention(const AttentionArguments& args, const Tile& tile, float* memory)
       : args_(args),
         tile_(tile),
         padded_(PaddedFeatures(args.key_dim)),
-        shared_(memory, padded_),
+        key_width_(kInParts ? PaddedFeatures(kKeyPartFeatures) : padded_),
+        shared_(memory, padded_, key_width_),
         thread_(static_cast<int>(threadIdx.x)),
         lane_(thread_ & 31),
         warp_(thread_ >> 5) {}
@@ -270,24 +266,44 @@ class TileAttention {
       const Block block = FindBlock(args_, tile_, key);
       if (block.keys == nullptr) continue;
       const int count = min(kKeyBlock, end - key);
-      LoadKeys(block, count);
-      __syncthreads();
-      Weigh(key, count);
+      float scores[kRows / kWarps] = {};
+      Score(block, count, scores);
+      Weigh(key, count, scores);
       __syncthreads();
       WithCacheType(block.value_type, [&](auto type) { AddValues(type, block, count, part); });
     }
     __syncthreads();
   }
 
-  /// A lane loads four adjacent features of several of its warp's keys at once.
-  MARLIN_DEVICE void LoadKeys(const Block& block, int count) const {
+  /// The products of a warp's rows, which are adjacent, and a lane's key.
+  MARLIN_DEVICE void Score(const Block& block, int count, float (&scores)[kRows / kWarps]) const {
+    if constexpr (kInParts) {
+      for (int first = 0; first < args_.key_dim; first += kKeyPartFeatures) {
+        // All are done with the part before.
+        __syncthreads();
+        LoadKeys(block, count, first, min(padded_ - 4 - first, kKeyPartFeatures));
+        __syncthreads();
+        AddProducts(first, min(args_.key_dim - first, kKeyPartFeatures), scores);
+      }
+    } else {
+      LoadKeys(block, count, 0, padded_ - 4);
+      __syncthreads();
+      AddProducts(0, args_.key_dim, scores);
+    }
+  }
+
+  /// A lane loads four adjacent features, of `features` from `first_feature` on, of several of its
+  /// warp's keys at once.
+  MARLIN_DEVICE void LoadKeys(const Block& block, int count, int first_feature,
+                              int features) const {
     constexpr int kAtOnce = kRows == 4 ? kKeyBlock / kWarps : 2;
     WithCacheType(block.key_type, [&](auto type) {
       using T = decltype(type);
-      const auto* const keys = reinterpret_cast<const T*>(block.keys);
+      const auto* const keys = reinterpret_cast<const T*>(block.keys) + first_feature;
+      const int left = args_.key_dim - first_feature;
       const bool aligned = reinterpret_cast<uintptr_t>(keys) % (4 * sizeof(T)) == 0 &&
                            block.key_stride % 4 == 0 && args_.key_dim % 4 == 0;
-      for (int i = lane_ * 4; i < padded_ - 4; i += 128) {
+      for (int i = lane_ * 4; i < features; i += 128) {
 #pragma unroll 1
         for (int first = warp_; first < kKeyBlock; first += kAtOnce * kWarps) {
           float4 loaded[kAtOnce];
@@ -296,12 +312,12 @@ class TileAttention {
             const int key = first + j * kWarps;
             loaded[j] = {};
             if (key < count) {
-              loaded[j] = LoadFour(keys + key * block.key_stride + i, args_.key_dim - i, aligned);
+              loaded[j] = LoadFour(keys + key * block.key_stride + i, left - i, aligned);
             }
           }
 #pragma unroll
           for (int j = 0; j < kAtOnce; ++j) {
-            float* const to = shared_.keys + (first + j * kWarps) * padded_ + i;
+            float* const to = shared_.keys + (first + j * kWarps) * key_width_ + i;
             *reinterpret_cast<float4*>(to) = loaded[j];
           }
         }
@@ -309,24 +325,29 @@ class TileAttention {
     });
   }
 
-  /// Scores, and their weights relative to the running maximum. A warp's rows are adjacent.
-  MARLIN_DEVICE void Weigh(int first_key, int count) const {
+  /// Adds the products of `features` features from `first_feature` on.
+  MARLIN_DEVICE void AddProducts(int first_feature, int features,
+                                 float (&scores)[kRows / kWarps]) const {
     constexpr int kRowsOfWarp = kRows / kWarps;
-    const int first = warp_ * kRowsOfWarp;
-    float scores[kRowsOfWarp] = {};
-    const float* const key = shared_.keys + lane_ * padded_;
-    for (int i = 0; i < args_.key_dim; i += 4) {
+    const float* const key = shared_.keys + lane_ * key_width_;
+    const float* const queries = shared_.queries + warp_ * kRowsOfWarp * padded_ + first_feature;
+    for (int i = 0; i < features; i += 4) {
       const auto k = *reinterpret_cast<const float4*>(key + i);
 #pragma unroll
       for (int r = 0; r < kRowsOfWarp; ++r) {
-        const auto q =
-            *reinterpret_cast<const float4*>(shared_.queries + (first + r) * padded_ + i);
+        const auto q = *reinterpret_cast<const float4*>(queries + r * padded_ + i);
         scores[r] = __fmaf_rn(q.x, k.x, scores[r]);
         scores[r] = __fmaf_rn(q.y, k.y, scores[r]);
         scores[r] = __fmaf_rn(q.z, k.z, scores[r]);
         scores[r] = __fmaf_rn(q.w, k.w, scores[r]);
       }
     }
+  }
+
+  /// The weights of scores relative to the running maximum.
+  MARLIN_DEVICE void Weigh(int first_key, int count, const float (&scores)[kRows / kWarps]) const {
+    constexpr int kRowsOfWarp = kRows / kWarps;
+    const int first = warp_ * kRowsOfWarp;
 #pragma unroll
     for (int r = 0; r < kRowsOfWarp; ++r) {
       const int row = first + r;
@@ -432,6 +453,7 @@ class TileAttention {
   const AttentionArguments& args_;
   const Tile tile_;
   int padded_;
+  int key_width_;
   Shared<kRows> shared_;
   int thread_;
   int lane_;
@@ -445,7 +467,7 @@ MARLIN_DEVICE float* PartialOf(const AttentionArguments& args, int tile_rows, in
 }
 
 /// blockIdx: tile, KV head, segment (or 0).
-template <int kRows, int kFeatures>
+template <int kRows, int kFeatures, bool kInParts>
 __global__ void __launch_bounds__(kThreads)
     AttentionKernel(const __grid_constant__ AttentionArguments args) {
   extern __shared__ __align__(16) float memory[];
@@ -455,7 +477,7 @@ __global__ void __launch_bounds__(kThreads)
   const Tile tile = FindTile(args, kRows);
   if (tile.sequence < 0) return;
   if (checks) CheckPositions(args, tile);
-  TileAttention<kRows, kFeatures> attention(args, tile, memory);
+  TileAttention<kRows, kFeatures, kInParts> attention(args, tile, memory);
   if (args.segments == 0) {
     attention.RunAll();
   } else {
@@ -497,29 +519,24 @@ __global__ void __launch_bounds__(kThreads)
 
 using Kernel = void (*)(AttentionArguments);
 
-template <int kRows>
+template <int kRows, bool kInParts = false>
 Kernel KernelFor(int value_dim) {
-  if (value_dim <= kThreads) return &AttentionKernel<kRows, 1>;
-  if (value_dim <= 2 * kThreads) return &AttentionKernel<kRows, 2>;
-  return &AttentionKernel<kRows, kMostValueFeatures / kThreads>;
+  if (value_dim <= kThreads) return &AttentionKernel<kRows, 1, kInParts>;
+  if (value_dim <= 2 * kThreads) return &AttentionKernel<kRows, 2, kInParts>;
+  return &AttentionKernel<kRows, kMostValueFeatures / kThreads, kInParts>;
 }
 
-template <int kRows>
-cudaError_t Start(const AttentionArguments& args, cudaStream_t stream) {
-  const dim3 tiles(static_cast<unsigned>(args.tiles), static_cast<unsigned>(args.kv_heads));
-  const dim3 grid(tiles.x, tiles.y, static_cast<unsigned>(std::max(args.segments, 1)));
-  const int bytes = Shared<kRows>::Floats(PaddedFeatures(args.key_dim)) * int{sizeof(float)};
-  const cudaError_t error =
-      LaunchInChain(KernelFor<kRows>(args.value_dim), grid, kThreads, bytes, stream, args);
-  if (error != cudaSuccess || args.segments == 0) return error;
-  return LaunchInChain(&MergeKernel<kRows>, tiles, kThreads, 0, stream, args);
+Kernel KernelFor(const ExactTile& tile, int value_dim) {
+  if (tile.in_parts) return KernelFor<4, true>(value_dim);
+  return tile.rows == 4 ? KernelFor<4>(value_dim) : KernelFor<16>(value_dim);
 }
 
 }  // namespace
 
 cudaError_t LoadAttention() {
   for (const int width : {1, 2 * kThreads, kMostValueFeatures}) {
-    for (const Kernel kernel : {KernelFor<4>(width), KernelFor<16>(width)}) {
+    for (const ExactTile tile : {ExactTile{4}, ExactTile{16}, ExactTile{4, true}}) {
+      const Kernel kernel = KernelFor(tile, width);
       const cudaError_t error = AllowAllShared(reinterpret_cast<const void*>(kernel));
       if (error != cudaSuccess) return error;
     }
@@ -527,8 +544,16 @@ cudaError_t LoadAttention() {
   return cudaSuccess;
 }
 
-cudaError_t LaunchAttention(const AttentionArguments& args, cudaStream_t stream) {
-  return args.tile_rows == 4 ? Start<4>(args, stream) : Start<16>(args, stream);
+cudaError_t LaunchAttention(const AttentionArguments& args, const DeviceShape& device,
+                            cudaStream_t stream) {
+  const ExactTile tile = ExactTileFor(args.tile_rows, args.key_dim, device.shared_bytes);
+  const dim3 tiles(static_cast<unsigned>(args.tiles), static_cast<unsigned>(args.kv_heads));
+  const dim3 grid(tiles.x, tiles.y, static_cast<unsigned>(std::max(args.segments, 1)));
+  const cudaError_t error = LaunchInChain(KernelFor(tile, args.value_dim), grid, kThreads,
+                                          tile.Bytes(args.key_dim), stream, args);
+  if (error != cudaSuccess || args.segments == 0) return error;
+  return LaunchInChain(tile.rows == 4 ? &MergeKernel<4> : &MergeKernel<16>, tiles, kThreads, 0,
+                       stream, args);
 }
 
 }  // namespace marlin::cuda

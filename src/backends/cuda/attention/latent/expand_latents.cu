@@ -1,11 +1,12 @@
 // ExpandLatents: keys and values of heads are products of latents with the two halves of kv_b.
 //
-//   On asynchronous products (wgmma) a CTA takes 128 latents, 64 for each of two warpgroups, and 64
-//   or 128 outputs of a head, and adds up 64 features of the latents at a time, which all threads
-//   copy through a ring of three stages (cp.async), in the swizzle of the products. The weights of
-//   values have the features of a latent in their rows, as the latents themselves; the weights of
-//   keys, which queries are multiplied by as well (HeadProduct), have the outputs in their rows, so
-//   that the latents come from registers. Codes of e4m3 widen to bf16 on the way, exactly.
+//   On asynchronous products (wgmma; where there are none, on mma.sync) a CTA takes 128 latents, 64
+//   for each of two warpgroups, and 64 or 128 outputs of a head, and adds up 64 features of the
+//   latents at a time, which all threads copy through a ring of three stages (cp.async), in the
+//   swizzle of the products. The weights of values have the features of a latent in their rows, as
+//   the latents themselves; the weights of keys, which queries are multiplied by as well
+//   (HeadProduct), have the outputs in their rows, so that the latents come from registers. Codes
+//   of e4m3 widen to bf16 on the way, exactly.
 //
 //   In fp32, for all other types: tiles of 64 latents and 64 outputs, 4 x 4 for a thread.
 #include <algorithm>
@@ -306,28 +307,34 @@ class Loader {
   uint32_t shared_;
 };
 
-/// Adds the products of a step for a warpgroup's 64 latents.
+/// A warp's 16 latents of a step, as A operands of 16 features each.
+struct LatentOperands {
+  uint32_t steps[kStepFeatures / 16][4];
+
+  MARLIN_DEVICE LatentOperands(uint32_t latents, int warp) {
+    const int lane = static_cast<int>(threadIdx.x) & 31;
+    const int row = warp * 16 + (lane & 15);
+#pragma unroll
+    for (int step = 0; step < kStepFeatures / 16; ++step) {
+      LoadMatrices(steps[step], latents + PlaceInPanels(kTileTokens, row, 2 * step + (lane >> 4)));
+    }
+  }
+};
+
+/// Adds the products of a step for a warpgroup's 64 latents. Precondition: kHasWgmma.
 template <int kOutputs>
-MARLIN_DEVICE void MultiplyKeys(const Stage<kOutputs>& stage, int warpgroup,
+MARLIN_DEVICE void MultiplyKeys(const Stage<kOutputs>& stage, int warp,
                                 float (&sums)[kOutputs / 2]) {
   constexpr uint32_t kPanelBytes = kStepFeatures * kPanelRowBytes;
   constexpr uint32_t kPanelStep = (kPanelBytes >> 4) << 16;
-  const int lane = static_cast<int>(threadIdx.x) & 31;
-  const int row =
-      warpgroup * kPieceTokens + (static_cast<int>(threadIdx.x) >> 5 & 3) * 16 + (lane & 15);
-  uint32_t latents[kStepFeatures / 16][4];
-#pragma unroll
-  for (int step = 0; step < kStepFeatures / 16; ++step) {
-    LoadMatrices(latents[step],
-                 stage.latents + PlaceInPanels(kTileTokens, row, 2 * step + (lane >> 4)));
-  }
+  const LatentOperands latents(stage.latents, warp);
   PinSums(sums);
   FenceProducts();
 #pragma unroll
   for (int step = 0; step < kStepFeatures / 16; ++step) {
     const uint64_t of_step =
         Descriptor(((stage.weights + step * 16 * kPanelRowBytes) >> 4) | kPanelStep);
-    ValueProduct<kOutputs>::Run(sums, latents[step], of_step, 1);
+    ValueProduct<kOutputs>::Run(sums, latents.steps[step], of_step, 1);
   }
   CommitProducts();
   WaitForProducts<0>();
@@ -335,9 +342,9 @@ MARLIN_DEVICE void MultiplyKeys(const Stage<kOutputs>& stage, int warpgroup,
 }
 
 template <int kOutputs>
-MARLIN_DEVICE void MultiplyValues(const Stage<kOutputs>& stage, int warpgroup,
+MARLIN_DEVICE void MultiplyValues(const Stage<kOutputs>& stage, int warp,
                                   float (&sums)[kOutputs / 2]) {
-  const uint32_t latents = stage.latents + warpgroup * kPieceTokens * kPanelRowBytes;
+  const uint32_t latents = stage.latents + warp / 4 * kPieceTokens * kPanelRowBytes;
   PinSums(sums);
   FenceProducts();
 #pragma unroll
@@ -348,6 +355,51 @@ MARLIN_DEVICE void MultiplyValues(const Stage<kOutputs>& stage, int warpgroup,
   CommitProducts();
   WaitForProducts<0>();
   PinSums(sums);
+}
+
+/// The same for a warp's 16 latents on mma.sync. kOfKeys: the rows of weights are features.
+template <bool kOfKeys, int kOutputs>
+MARLIN_DEVICE void MultiplyByWarp(const Stage<kOutputs>& stage, int warp,
+                                  float (&sums)[kOutputs / 2]) {
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  const LatentOperands latents(stage.latents, warp);
+#pragma unroll
+  for (int step = 0; step < kStepFeatures / 16; ++step) {
+#pragma unroll
+    for (int n = 0; n < kOutputs / 16; ++n) {
+      uint32_t w[4];
+      if constexpr (kOfKeys) {
+        const int row = step * 16 + (lane & 15);
+        LoadMatricesTransposed(
+            w, stage.weights + PlaceInPanels(kStepFeatures, row, 2 * n + (lane >> 4)));
+      } else {
+        const int row = n * 16 + (lane & 7) + (lane >> 4) * 8;
+        LoadMatrices(w, stage.weights + PlaceInPanels(kOutputs, row, 2 * step + (lane >> 3 & 1)));
+      }
+      float(&low)[4] = reinterpret_cast<float(&)[4]>(sums[8 * n]);
+      float(&high)[4] = reinterpret_cast<float(&)[4]>(sums[8 * n + 4]);
+      MultiplyAdd<Bf16x2>(low, latents.steps[step], w[0], w[1]);
+      MultiplyAdd<Bf16x2>(high, latents.steps[step], w[2], w[3]);
+    }
+  }
+}
+
+template <int kOutputs>
+MARLIN_DEVICE void Multiply(bool of_keys, const Stage<kOutputs>& stage, int warp,
+                            float (&sums)[kOutputs / 2]) {
+  if constexpr (kHasWgmma) {
+    if (of_keys) {
+      MultiplyKeys(stage, warp, sums);
+    } else {
+      MultiplyValues(stage, warp, sums);
+    }
+  } else {
+    if (of_keys) {
+      MultiplyByWarp<true>(stage, warp, sums);
+    } else {
+      MultiplyByWarp<false>(stage, warp, sums);
+    }
+  }
 }
 
 /// Copies the RoPE part of a piece to a head's keys; a warpgroup's threads share it.
@@ -396,11 +448,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     // All products of the step before are done: its stage is free.
     loader.Load(step + kStages - 1);
     const Stage<kOutputs> stage(shared, step);
-    if (part.of_keys) {
-      MultiplyKeys(stage, warpgroup, sums);
-    } else {
-      MultiplyValues(stage, warpgroup, sums);
-    }
+    Multiply(part.of_keys, stage, warp, sums);
   }
   const Piece& piece = pieces[warpgroup];
   const int lane = static_cast<int>(threadIdx.x) & 31;
@@ -468,7 +516,9 @@ cudaError_t Load<ExpandLatentsCall>() {
                               KernelFor(128, true));
 }
 
-int64_t WorkspaceBytes(const ExpandLatentsCall& call) { return SlabTableBytes(call.latents); }
+int64_t WorkspaceBytes(const ExpandLatentsCall& call, const DeviceShape& /*device*/) {
+  return SlabTableBytes(call.latents);
+}
 
 Status Run(const ExpandLatentsCall& call, const CallContext& context) {
   const PagedCache& heads = call.heads;

@@ -2,8 +2,8 @@
 // of MLA, whose values are the first features of its keys, decode and prefill, and values apart.
 //
 //   A CTA takes 16 or 32 query rows of one KV head of a sequence (row r is query head r % group of
-//   token r / group), and one of `segments` equal parts of their keys, in blocks of 64, which it
-//   copies through a ring of two stages. For every block:
+//   token r / group), and one of `segments` equal parts of their keys, in blocks of 64 (of 32
+//   where shared memory is small), which it copies through a ring of two stages. For every block:
 //     scores = Q K^T       a warp: 16 rows, all keys, and a part of the features, with queries in
 //                          registers
 //     weights              an online softmax; a warp adds the parts of two or four rows
@@ -18,62 +18,29 @@
 //
 //   A value that is NaN or Inf would spread through the zero weights of rows that do not see its
 //   key: where some rows do not, the CTA looks for such values, and then adds key by key (rare).
+#include <algorithm>
+
 #include "backends/cuda/attention/attention_launch.h"
-#include "backends/cuda/attention/latent/matrix_softmax.cuh"
+#include "backends/cuda/attention/latent/latent_layout.h"
 #include "backends/cuda/attention/prefill/attention_tile.cuh"
+#include "backends/cuda/attention/swizzled_rows.cuh"
 #include "backends/cuda/common/chain.cuh"
+#include "backends/cuda/common/warp_matrix.cuh"
 
 namespace marlin::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kWarps = kThreads / 32;
-constexpr int kBlockKeys = kCachePageTokens;  // A block is in one page.
-constexpr int kStages = 2;
-constexpr int kUnit = 16;  ///< Bytes of a unit.
-constexpr int kWeightRowBytes = kBlockKeys * 2;
+constexpr int kWarps = kLatentWarps;
+constexpr int kThreads = kWarps * 32;
+constexpr int kStages = kLatentStages;
 constexpr int kFeatureTiles = kMostLatentValueFeatures / 16 / kWarps;  ///< Tiles of a warp.
-
-/// The address of a unit in swizzled rows, whose units are a multiple of 8.
-MARLIN_DEVICE uint32_t UnitAt(uint32_t rows, int row_bytes, int row, int unit) {
-  return rows + row * row_bytes + ((unit ^ (row & 7)) * kUnit);
-}
 
 MARLIN_DEVICE void StoreShared8(uint32_t to, uint32_t first, uint32_t second) {
   asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(to), "r"(first), "r"(second) : "memory");
 }
 
-/// The shared memory of a CTA of kGroups * 16 rows.
-template <int kGroups, bool kFp8>
-struct Layout {
-  static constexpr int kRows = kGroups * kWarpRows;
-  static constexpr int kParts =
-      kWarps / kGroups;  ///< Parts of the features: warps that share 16 rows.
-  static constexpr int kScoreRow = kBlockKeys + 8;  ///< Floats; the gap avoids bank conflicts.
-
-  int key_dim;
-  int units;  ///< Units of a row: its features, then zeros.
-  int row_bytes;
-
-  MARLIN_HOST_DEVICE explicit Layout(int features)
-      : key_dim(features), units((features + 63) / 64 * 8), row_bytes(units * kUnit) {}
-
-  MARLIN_HOST_DEVICE int BlockBytes() const { return kBlockKeys * row_bytes; }
-  MARLIN_HOST_DEVICE int CodeBytes() const { return kBlockKeys * key_dim; }
-  /// The keys come first. Stages of codes follow the widened block.
-  MARLIN_HOST_DEVICE int CodesAt() const { return BlockBytes(); }
-  MARLIN_HOST_DEVICE int WeightsAt() const {
-    return kFp8 ? CodesAt() + kStages * CodeBytes() : kStages * BlockBytes();
-  }
-  /// [kParts][kRows] rows of kScoreRow: the parts of the scores.
-  MARLIN_HOST_DEVICE int ScoresAt() const { return WeightsAt() + 2 * kRows * kWeightRowBytes; }
-  MARLIN_HOST_DEVICE int StateAt() const {
-    return ScoresAt() + kParts * kRows * kScoreRow * int{sizeof(float)};
-  }
-  MARLIN_HOST_DEVICE int Bytes() const { return StateAt() + 2 * kRows * int{sizeof(float)}; }
-};
-
 /// The keys of a CTA: what its rows see, and the blocks of its part.
+template <int kKeys>
 struct Part {
   KeySpan some;  ///< Keys that some row sees.
   KeySpan all;   ///< Keys that all rows see.
@@ -93,8 +60,8 @@ struct Part {
       }
       some.end = static_cast<int>(capacity);
     }
-    const int begin = some.first / kBlockKeys;
-    const int blocks = max((some.end + kBlockKeys - 1) / kBlockKeys - begin, 0);
+    const int begin = some.first / kKeys;
+    const int blocks = max((some.end + kKeys - 1) / kKeys - begin, 0);
     const int share = (blocks + args.segments - 1) / args.segments;
     first_block = begin + min(static_cast<int>(blockIdx.z) * share, blocks);
     end_block = min(first_block + share, begin + blocks);
@@ -102,19 +69,19 @@ struct Part {
 
   /// Whether a row does not see some key of a block that another row sees.
   MARLIN_DEVICE bool IsUneven(int first) const {
-    return max(first, some.first) < all.first || min(first + kBlockKeys, some.end) > all.end;
+    return max(first, some.first) < all.first || min(first + kKeys, some.end) > all.end;
   }
   MARLIN_DEVICE bool IsMasked(int first) const {
-    return first < all.first || first + kBlockKeys > all.end;
+    return first < all.first || first + kKeys > all.end;
   }
 };
 
 /// The blocks of a CTA's keys, and of values apart, in shared memory. All functions are called by
 /// all threads.
-template <int kGroups, bool kFp8>
+template <int kGroups, int kKeys, bool kFp8>
 class KeyBlocks {
  public:
-  MARLIN_DEVICE KeyBlocks(const AttentionArguments& args, const Tile& tile, const Part& part,
+  MARLIN_DEVICE KeyBlocks(const AttentionArguments& args, const Tile& tile, const Part<kKeys>& part,
                           uint32_t shared)
       : args_(args), tile_(tile), part_(part), layout_(args.key_dim), shared_(shared) {}
 
@@ -122,7 +89,7 @@ class KeyBlocks {
   MARLIN_DEVICE void ClearPadding() const {
     const int used = layout_.key_dim / 8;
     const int gap = layout_.units - used;
-    const int rows = kFp8 ? kBlockKeys : kStages * kBlockKeys;
+    const int rows = kFp8 ? kKeys : kStages * kKeys;
     for (int i = static_cast<int>(threadIdx.x); i < rows * gap; i += kThreads) {
       const uint32_t to = UnitAt(shared_, layout_.row_bytes, i / gap, used + i % gap);
       StoreShared16(to, make_uint4(0, 0, 0, 0));
@@ -161,26 +128,21 @@ class KeyBlocks {
   /// Features of a block, which begin `first_element` elements into a page, to a stage.
   MARLIN_DEVICE void Request(int block, int stage, int64_t first_element, int features) const {
     if (block < part_.end_block) {
-      const int first = block * kBlockKeys;
+      const int first = block * kKeys;
       const uint8_t* const page =
           FindPage(args_.sequences, args_.pages, tile_.sequence, first, args_.errors);
       const int64_t place = static_cast<int64_t>(blockIdx.y) * args_.pages.page_tokens +
                             first % args_.pages.page_tokens;
-      Copy(page == nullptr ? nullptr : page + (first_element + place * features) * kElement, first,
-           features, Stage(stage));
+      const KeySpan seen = {part_.some.first - first, page == nullptr ? 0 : part_.some.end - first};
+      CopyRows<kThreads, kKeys, !kFp8>(
+          page + (first_element + place * features) * kElement, AnyAlignedAddress(args_.sequences),
+          seen, features * kElement / kUnit, Stage(stage), layout_.row_bytes);
     }
     CommitCopies();
   }
 
   MARLIN_DEVICE void WidenStage(int stage, int features) const {
-    const int per_row = features / 8;
-    const uint32_t rows = shared_;
-    const uint32_t codes = Stage(stage);
-#pragma unroll 4
-    for (int i = static_cast<int>(threadIdx.x); i < kBlockKeys * per_row; i += kThreads) {
-      const uint4 wide = WidenCodes(LoadShared8(codes + i * 8));
-      StoreShared16(UnitAt(rows, layout_.row_bytes, i / per_row, i % per_row), wide);
-    }
+    WidenToSwizzled<kThreads, kKeys>(Stage(stage), features, shared_, layout_.row_bytes);
     __syncthreads();
   }
 
@@ -190,34 +152,10 @@ class KeyBlocks {
                 : shared_ + stage * layout_.BlockBytes();
   }
 
-  MARLIN_DEVICE void Copy(const uint8_t* from, int first, int features, uint32_t to) const {
-    const int per_row = features * kElement / kUnit;
-    const int row_step = kThreads / per_row;
-    const int unit_step = kThreads % per_row;
-    int row = static_cast<int>(threadIdx.x) / per_row;
-    int unit = static_cast<int>(threadIdx.x) % per_row;
-#pragma unroll 4
-    for (int i = static_cast<int>(threadIdx.x); i < kBlockKeys * per_row; i += kThreads) {
-      const int key = first + row;
-      const bool seen = from != nullptr && key >= part_.some.first && key < part_.some.end;
-      const uint32_t target = kFp8 ? to + i * kUnit : UnitAt(to, layout_.row_bytes, row, unit);
-      CopyAsync16(
-          target,
-          seen ? from + static_cast<int64_t>(i) * kUnit : AnyAlignedAddress(args_.sequences),
-          seen ? kUnit : 0);
-      row += row_step;
-      unit += unit_step;
-      if (unit >= per_row) {
-        unit -= per_row;
-        ++row;
-      }
-    }
-  }
-
   const AttentionArguments& args_;
   const Tile& tile_;
-  const Part& part_;
-  Layout<kGroups, kFp8> layout_;
+  const Part<kKeys>& part_;
+  LatentLayout<kGroups, kKeys, kFp8> layout_;
   uint32_t shared_;
 };
 
@@ -266,19 +204,20 @@ class QueryPart {
 /// The softmax and the sums of a CTA's rows. A warp has 16 rows and some features for parts of
 /// scores, two or four rows for weights, all rows and some features for sums. kApart: values are
 /// apart, and scores may be capped.
-template <int kGroups, bool kFp8, bool kApart>
+template <int kGroups, int kKeys, bool kFp8, bool kApart>
 class TileSoftmax {
  public:
-  using Shape = Layout<kGroups, kFp8>;
+  using Shape = LatentLayout<kGroups, kKeys, kFp8>;
   static constexpr int kRows = Shape::kRows;
   static constexpr int kParts = Shape::kParts;
   /// Steps of 16 features of a warp, at most.
   static constexpr int kMostKeys = kApart ? kMostMatrixFeatures : kMostLatentKeyFeatures;
   static constexpr int kSteps = (kMostKeys / 16 + kParts - 1) / kParts;
-  static constexpr int kScoreTiles = kBlockKeys / 8;
+  static constexpr int kScoreTiles = kKeys / 8;
   static constexpr int kRowsOfWarp = kRows / kWarps;
-  static constexpr int kLanesOfRow = 32 / kRowsOfWarp;
-  static constexpr int kQuads = kBlockKeys / 4 / kLanesOfRow;
+  /// With few keys two lanes do the same.
+  static constexpr int kLanesOfRow = std::min(32 / kRowsOfWarp, kKeys / 4);
+  static constexpr int kQuads = kKeys / 4 / kLanesOfRow;
 
   MARLIN_DEVICE TileSoftmax(const AttentionArguments& args, const Tile& tile, uint8_t* memory)
       : args_(args),
@@ -287,7 +226,7 @@ class TileSoftmax {
         lane_(static_cast<int>(threadIdx.x) & 31),
         warp_(static_cast<int>(threadIdx.x) >> 5),
         first_row_(warp_ / kParts * kWarpRows),
-        own_row_(warp_ * kRowsOfWarp + lane_ / kLanesOfRow),
+        own_row_(warp_ * kRowsOfWarp + lane_ / kLanesOfRow % kRowsOfWarp),
         span_(VisibleTo(args, tile, own_row_)),
         weights_(SharedAddress(memory) + layout_.WeightsAt()),
         scores_(reinterpret_cast<float*>(memory + layout_.ScoresAt())),
@@ -333,7 +272,10 @@ class TileSoftmax {
   /// Adds the block whose scores these are.
   MARLIN_DEVICE void AddScored(uint32_t values, int first, bool masked, bool uneven) {
     // Also settles whether values may be multiplied by zero weights.
-    const bool by_key = __syncthreads_or(uneven && !IsFinite(values) ? 1 : 0) != 0;
+    const bool suspect =
+        uneven && !UnitsAreFinite<kThreads, kKeys>(values, layout_.row_bytes, args_.value_dim,
+                                                   static_cast<int>(threadIdx.x));
+    const bool by_key = __syncthreads_or(suspect ? 1 : 0) != 0;
     Weigh(first, masked);
     __syncthreads();
     Rescale();
@@ -467,11 +409,19 @@ class TileSoftmax {
       }
       const uint32_t at = WeightAt(own_row_, quad * 4 * kLanesOfRow + lane_key);
       StoreShared8(at, rounded[0], rounded[1]);
-      StoreShared8(at + kRows * kWeightRowBytes, rests[0], rests[1]);
+      StoreShared8(at + kRows * Shape::kWeightRowBytes, rests[0], rests[1]);
     }
   }
   MARLIN_DEVICE uint32_t WeightAt(int row, int key) const {
-    return UnitAt(weights_, kWeightRowBytes, row, key >> 3) + (key & 7) * 2;
+    return WeightUnitAt(row, key >> 3) + (key & 7) * 2;
+  }
+  /// A row of 32 keys has 4 units, and two rows 128 bytes.
+  MARLIN_DEVICE uint32_t WeightUnitAt(int row, int unit) const {
+    if constexpr (kKeys == kLatentKeys) {
+      return UnitAt(weights_, Shape::kWeightRowBytes, row, unit);
+    } else {
+      return weights_ + row * Shape::kWeightRowBytes + (unit ^ (row >> 1 & 3)) * kUnit;
+    }
   }
 
   MARLIN_DEVICE void Rescale() {
@@ -493,16 +443,16 @@ class TileSoftmax {
   template <bool kAllTiles>
   MARLIN_DEVICE void AddValues(uint32_t keys) {
 #pragma unroll(kAllTiles ? 2 : 1)
-    for (int step = 0; step < kBlockKeys / 16; ++step) {
+    for (int step = 0; step < kKeys / 16; ++step) {
       const int unit = 2 * step + (lane_ >> 4);
       uint32_t weights[kGroups][4];
       uint32_t rests[kGroups][4];
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
         const int row = group * kWarpRows + (lane_ & 15);
-        const uint32_t at = UnitAt(weights_, kWeightRowBytes, row, unit);
+        const uint32_t at = WeightUnitAt(row, unit);
         LoadMatrices(weights[group], at);
-        LoadMatrices(rests[group], at + kRows * kWeightRowBytes);
+        LoadMatrices(rests[group], at + kRows * Shape::kWeightRowBytes);
       }
       const int key = step * 16 + (lane_ & 15);
       uint32_t v[kFeatureTiles][4];
@@ -528,18 +478,6 @@ class TileSoftmax {
     }
   }
 
-  /// Whether this thread's part of a block's values is finite.
-  MARLIN_DEVICE bool IsFinite(uint32_t keys) const {
-    const int units = args_.value_dim / 8;
-    bool finite = true;
-#pragma unroll 1
-    for (int i = static_cast<int>(threadIdx.x); i < kBlockKeys * units; i += kThreads) {
-      const uint4 pairs = LoadShared16(UnitAt(keys, layout_.row_bytes, i / units, i % units));
-      finite = AndFinite(finite, pairs);
-    }
-    return finite;
-  }
-
   /// AddValues in fp32, without the products of keys that a row does not see.
   MARLIN_DEVICE void AddByKey(uint32_t keys, int first) {
 #pragma unroll
@@ -549,7 +487,7 @@ class TileSoftmax {
         const int row = group * kWarpRows + (lane_ >> 2) + 8 * half;
         const KeySpan span = VisibleTo(args_, tile_, row);
 #pragma unroll 1
-        for (int key = max(span.first - first, 0); key < min(span.end - first, kBlockKeys); ++key) {
+        for (int key = max(span.first - first, 0); key < min(span.end - first, kKeys); ++key) {
           const float weight = WeightOf(row, key);
 #pragma unroll
           for (int n = 0; n < 2 * kFeatureTiles; ++n) {
@@ -570,7 +508,7 @@ class TileSoftmax {
   MARLIN_DEVICE float WeightOf(int row, int key) const {
     const uint32_t at = WeightAt(row, key & ~1);
     const float2 rounded = Bf16x2::Unpack(LoadShared4(at));
-    const float2 rest = Bf16x2::Unpack(LoadShared4(at + kRows * kWeightRowBytes));
+    const float2 rest = Bf16x2::Unpack(LoadShared4(at + kRows * Shape::kWeightRowBytes));
     return (key & 1) != 0 ? rounded.y + rest.y : rounded.x + rest.x;
   }
 
@@ -601,9 +539,9 @@ MARLIN_DEVICE float* PartialOf(const AttentionArguments& args, int segment) {
          (tile * args.segments + segment) * PartialFloats(args.tile_rows, args.value_dim);
 }
 
-template <int kGroups, bool kFp8, bool kApart>
+template <int kGroups, int kKeys, bool kFp8, bool kApart>
 MARLIN_DEVICE void StoreSums(const AttentionArguments& args, const Tile& tile,
-                             const TileSoftmax<kGroups, kFp8, kApart>& softmax) {
+                             const TileSoftmax<kGroups, kKeys, kFp8, kApart>& softmax) {
   constexpr int kRows = kGroups * kWarpRows;
   if (args.segments == 1) {
     softmax.ForPairs([&](int row, int feature, float first, float second) {
@@ -629,24 +567,26 @@ MARLIN_DEVICE void StoreSums(const AttentionArguments& args, const Tile& tile,
 }
 
 /// Adds blocks whose values are the first features of their keys.
-template <int kGroups, bool kFp8>
-MARLIN_DEVICE void AddLatents(const KeyBlocks<kGroups, kFp8>& blocks, const Part& part,
-                              TileSoftmax<kGroups, kFp8, false>& softmax) {
+template <int kGroups, int kKeys, bool kFp8>
+MARLIN_DEVICE void AddLatents(const KeyBlocks<kGroups, kKeys, kFp8>& blocks,
+                              const Part<kKeys>& part,
+                              TileSoftmax<kGroups, kKeys, kFp8, false>& softmax) {
 #pragma unroll 1
   for (int block = part.first_block; block < part.end_block; ++block) {
     const uint32_t keys = blocks.Receive(block);
     // All warps are done with the block before, whose stage is free.
     blocks.Request(block + 1);
     if constexpr (kFp8) blocks.Widen(block);
-    const int first = block * kBlockKeys;
+    const int first = block * kKeys;
     softmax.Add(keys, first, part.IsMasked(first), part.IsUneven(first));
   }
 }
 
 /// Adds blocks with values apart, the first of whose keys are requested.
-template <int kGroups, bool kFp8>
-MARLIN_DEVICE void AddApart(const AttentionArguments& args, const KeyBlocks<kGroups, kFp8>& blocks,
-                            const Part& part, TileSoftmax<kGroups, kFp8, true>& softmax) {
+template <int kGroups, int kKeys, bool kFp8>
+MARLIN_DEVICE void AddApart(const AttentionArguments& args,
+                            const KeyBlocks<kGroups, kKeys, kFp8>& blocks, const Part<kKeys>& part,
+                            TileSoftmax<kGroups, kKeys, kFp8, true>& softmax) {
   blocks.RequestValues(part.first_block);
 #pragma unroll 1
   for (int block = part.first_block; block < part.end_block; ++block) {
@@ -655,7 +595,7 @@ MARLIN_DEVICE void AddApart(const AttentionArguments& args, const KeyBlocks<kGro
     __syncthreads();
     blocks.RequestKeys(block + 1);
     const uint32_t values = blocks.ReceiveStage(1, args.value_dim);
-    const int first = block * kBlockKeys;
+    const int first = block * kKeys;
     softmax.AddScored(values, first, part.IsMasked(first), part.IsUneven(first));
     __syncthreads();
     blocks.RequestValues(block + 1);
@@ -664,7 +604,7 @@ MARLIN_DEVICE void AddApart(const AttentionArguments& args, const KeyBlocks<kGro
 }
 
 /// kApart: the cache has values of its own, of no more features than keys.
-template <int kGroups, bool kFp8, bool kApart>
+template <int kGroups, int kKeys, bool kFp8, bool kApart>
 __global__ void __launch_bounds__(kThreads, 1)
     LatentAttentionKernel(const __grid_constant__ AttentionArguments args) {
   extern __shared__ __align__(16) uint8_t memory[];
@@ -675,15 +615,15 @@ __global__ void __launch_bounds__(kThreads, 1)
   const Tile tile = FindTile(args, kGroups * kWarpRows);
   if (tile.sequence < 0) return;
   if (blockIdx.y == 0 && blockIdx.z == 0) CheckPositions(args, tile);
-  const Part part(args, tile);
-  const KeyBlocks<kGroups, kFp8> blocks(args, tile, part, SharedAddress(memory));
+  const Part<kKeys> part(args, tile);
+  const KeyBlocks<kGroups, kKeys, kFp8> blocks(args, tile, part, SharedAddress(memory));
   if constexpr (kApart) {
     blocks.RequestKeys(part.first_block);
   } else {
     blocks.Request(part.first_block);
   }
   blocks.ClearPadding();
-  TileSoftmax<kGroups, kFp8, kApart> softmax(args, tile, memory);
+  TileSoftmax<kGroups, kKeys, kFp8, kApart> softmax(args, tile, memory);
   if constexpr (kApart) {
     AddApart(args, blocks, part, softmax);
   } else {
@@ -757,39 +697,48 @@ __global__ void __launch_bounds__(kMergeThreads)
 
 using Kernel = void (*)(AttentionArguments);
 
-template <bool kApart>
-Kernel KernelFor(int tile_rows, bool fp8) {
+template <int kKeys, bool kApart>
+Kernel KernelOf(int tile_rows, bool fp8) {
   if (tile_rows == 16) {
-    return fp8 ? &LatentAttentionKernel<1, true, kApart> : &LatentAttentionKernel<1, false, kApart>;
+    return fp8 ? &LatentAttentionKernel<1, kKeys, true, kApart>
+               : &LatentAttentionKernel<1, kKeys, false, kApart>;
   }
-  return fp8 ? &LatentAttentionKernel<2, true, kApart> : &LatentAttentionKernel<2, false, kApart>;
+  return fp8 ? &LatentAttentionKernel<2, kKeys, true, kApart>
+             : &LatentAttentionKernel<2, kKeys, false, kApart>;
 }
 
-int SharedBytes(int tile_rows, int key_dim, bool fp8) {
-  if (tile_rows == 16) {
-    return fp8 ? Layout<1, true>(key_dim).Bytes() : Layout<1, false>(key_dim).Bytes();
+Kernel KernelFor(int tile_rows, int keys, bool fp8, bool apart) {
+  if (keys == kLatentKeys) {
+    return apart ? KernelOf<kLatentKeys, true>(tile_rows, fp8)
+                 : KernelOf<kLatentKeys, false>(tile_rows, fp8);
   }
-  return fp8 ? Layout<2, true>(key_dim).Bytes() : Layout<2, false>(key_dim).Bytes();
+  return apart ? KernelOf<kFewLatentKeys, true>(tile_rows, fp8)
+               : KernelOf<kFewLatentKeys, false>(tile_rows, fp8);
 }
 
 }  // namespace
 
 cudaError_t LoadLatentAttention() {
-  const cudaError_t error = PrepareSharedKernels(
-      KernelFor<false>(16, false), KernelFor<false>(16, true), KernelFor<false>(32, false),
-      KernelFor<false>(32, true), KernelFor<true>(16, false), KernelFor<true>(16, true),
-      KernelFor<true>(32, false), KernelFor<true>(32, true));
-  return error == cudaSuccess ? PrepareKernels(&MergeLatentKernel) : error;
+  for (const int keys : {kLatentKeys, kFewLatentKeys}) {
+    for (const bool apart : {false, true}) {
+      const cudaError_t error =
+          PrepareSharedKernels(KernelFor(16, keys, false, apart), KernelFor(16, keys, true, apart),
+                               KernelFor(32, keys, false, apart), KernelFor(32, keys, true, apart));
+      if (error != cudaSuccess) return error;
+    }
+  }
+  return PrepareKernels(&MergeLatentKernel);
 }
 
-cudaError_t LaunchLatentAttention(const AttentionArguments& args, cudaStream_t stream) {
+cudaError_t LaunchLatentAttention(const AttentionArguments& args, const DeviceShape& device,
+                                  cudaStream_t stream) {
   const auto tiles = static_cast<unsigned>(args.tiles);
   const auto heads = static_cast<unsigned>(args.kv_heads);
   const bool fp8 = args.pages.type == Element::kE4M3;
   const dim3 grid(tiles, heads, static_cast<unsigned>(args.segments));
-  const int bytes = SharedBytes(args.tile_rows, args.key_dim, fp8);
-  const Kernel kernel = args.pages.values_in_keys ? KernelFor<false>(args.tile_rows, fp8)
-                                                  : KernelFor<true>(args.tile_rows, fp8);
+  const int keys = LatentKeysFor(args.tile_rows, args.key_dim, fp8, device.shared_bytes);
+  const int bytes = LatentBytes(args.tile_rows, keys, args.key_dim, fp8);
+  const Kernel kernel = KernelFor(args.tile_rows, keys, fp8, !args.pages.values_in_keys);
   const cudaError_t error = LaunchInChain(kernel, grid, kThreads, bytes, stream, args);
   if (error != cudaSuccess || args.segments == 1) return error;
   const dim3 rows(tiles, heads, static_cast<unsigned>(args.tile_rows));

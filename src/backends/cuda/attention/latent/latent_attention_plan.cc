@@ -12,7 +12,7 @@ bool TakesWideTiles(const AttentionShape& shape) {
   return wide && several && shape.rows > shape.sequences && shape.value_dim <= shape.key_dim;
 }
 
-AttentionPlan PlanLatentAttention(const AttentionShape& shape, int multiprocessors) {
+AttentionPlan PlanLatentAttention(const AttentionShape& shape, const DeviceShape& device) {
   // A warp merges them, two a lane.
   constexpr int64_t kMostSegments = 64;
   // A part costs its sums, about as much as half a block of keys.
@@ -25,7 +25,7 @@ AttentionPlan PlanLatentAttention(const AttentionShape& shape, int multiprocesso
   const int64_t full = std::max(CeilDivide(rows, int64_t{plan.tile_rows}), int64_t{1});
   const int64_t blocks = CeilDivide(shape.length, int64_t{kCachePageTokens});
   const int64_t most = std::clamp(CeilDivide(blocks, kLeastBlocks), int64_t{1}, kMostSegments);
-  plan.segments = std::clamp(multiprocessors / (full * shape.kv_heads), int64_t{1}, most);
+  plan.segments = std::clamp(device.multiprocessors / (full * shape.kv_heads), int64_t{1}, most);
   if (plan.segments > 1) {
     plan.partial_bytes = plan.tiles * shape.kv_heads * plan.segments *
                          PartialFloats(plan.tile_rows, static_cast<int>(shape.value_dim)) *

@@ -7,6 +7,7 @@
 //   Queries and softmax weights are split into two bf16 terms each, so that only fp32 sums round.
 #pragma once
 
+#include "backends/cuda/attention/rows_layout.h"
 #include "backends/cuda/attention/exact/softmax_rows.cuh"
 #include "backends/cuda/attention/pages.cuh"
 #include "backends/cuda/common/async_copy.cuh"
@@ -15,27 +16,6 @@
 #include "backends/cuda/rows/typed.cuh"
 
 namespace marlin::cuda {
-
-inline constexpr int kWarpKeys = 16;
-/// Rows in shared memory are an odd number of 16-byte units apart: no bank conflicts in ldmatrix.
-inline constexpr int kRowPadding = 16;
-MARLIN_HOST_DEVICE constexpr int SharedRowBytes(int features) { return features * 2 + kRowPadding; }
-
-/// Rows of keys and values in shared memory.
-struct CachedRows {
-  int key_row;  ///< Bytes from row to row of what is multiplied ...
-  int value_row;
-  int copied_key_row;  ///< ... and of what is copied, which is the same for bf16.
-  int copied_value_row;
-  bool widens;
-
-  MARLIN_HOST_DEVICE CachedRows(int key_dim, int value_dim, bool fp8)
-      : key_row(SharedRowBytes(key_dim)),
-        value_row(SharedRowBytes(value_dim)),
-        copied_key_row(fp8 ? key_dim : key_row),
-        copied_value_row(fp8 ? value_dim : value_row),
-        widens(fp8) {}
-};
 
 /// A warp's operands in shared memory.
 struct WarpOperands {

@@ -14,7 +14,7 @@
 #include <algorithm>
 
 #include "backends/cuda/attention/attention_launch.h"
-#include "backends/cuda/attention/prefill/attention_tile.cuh"
+#include "backends/cuda/attention/prefill/tile_rows.cuh"
 #include "backends/cuda/attention/prefill/warpgroup_attention.cuh"
 #include "backends/cuda/common/chain.cuh"
 
@@ -101,10 +101,6 @@ struct Ring {
     return shared + layout.BarriersAt() + (kind * kStages + StageOf(block)) * 8;
   }
 };
-
-MARLIN_DEVICE void StoreShared(uint32_t to, uint32_t word) {
-  asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(word) : "memory");
-}
 
 /// One arrival of a warp, after what its lanes did before.
 MARLIN_DEVICE void ArriveAsWarp(uint32_t barrier) {
@@ -239,13 +235,8 @@ class Consumer {
         ring_(ring),
         warpgroup_(warpgroup),
         first_row_(warpgroup * kWarpgroupRows),
-        attention_(QueriesOf(ring, warpgroup), args.key_dim, args.value_dim) {
-    const KeySpan first = VisibleTo(args_, tile_, first_row_);
-    const KeySpan last = VisibleTo(args_, tile_, first_row_ + kWarpgroupRows - 1);
-    seen_ = {first.first / Shape::kKeys,
-             first_row_ < tile_.rows ? CeilDivide(last.end, Shape::kKeys) : 0};
-    whole_ = {CeilDivide(last.first, Shape::kKeys), first.end / Shape::kKeys};
-  }
+        blocks_(args, tile, first_row_, kWarpgroupRows, Shape::kKeys),
+        attention_(QueriesOf(ring, warpgroup), args.key_dim, args.value_dim) {}
 
   MARLIN_DEVICE void Run() {
     WithType(args_.queries.type, [&](auto zero) { LoadQueries(zero); });
@@ -259,10 +250,10 @@ class Consumer {
 #pragma unroll 1
     for (int block = ring_.first_block; block < ring_.end_block; ++block) {
       const uint32_t values = ring_.Values(block);
-      const bool seen = Sees(block);
+      const bool seen = blocks_.Sees(block);
       bool by_key = false;
       if (Shape::kCaps && seen) CapScores(args_.softcap, scores);
-      if (seen && IsMasked(block)) {
+      if (seen && blocks_.IsMasked(block)) {
         WaitFor(ring_.ValuesFull(block), block);
         attention_.rows().Mask(
             block * Shape::kKeys, [&](int half) { return VisibleTo(args_, tile_, row + 8 * half); },
@@ -290,7 +281,8 @@ class Consumer {
     }
     // The other warpgroup's last pass.
     if (warpgroup_ == 0) TakeTurn();
-    WithType(args_.out.type, [&](auto zero) { Store(zero, row); });
+    WithType(args_.out.type,
+             [&](auto zero) { StoreRows<decltype(zero)>(args_, tile_, row, attention_.rows()); });
   }
 
  private:
@@ -321,15 +313,9 @@ class Consumer {
     }
   }
 
-  /// Whether some row sees keys of a block, and whether some row does not see all of them.
-  MARLIN_DEVICE bool Sees(int block) const { return block >= seen_.first && block < seen_.end; }
-  MARLIN_DEVICE bool IsMasked(int block) const {
-    return block < whole_.first || block >= whole_.end;
-  }
-
   /// The scores of a block, whose keys have arrived; passes the turn on.
   MARLIN_DEVICE void Score(int block, Scores& scores) const {
-    if (Sees(block)) attention_.BeginScores(ring_.Keys(block), scores);
+    if (blocks_.Sees(block)) attention_.BeginScores(ring_.Keys(block), scores);
     attention_.EndScores(scores);
     PassTurn();
     ArriveAsWarp(ring_.KeysFree(block));
@@ -339,64 +325,19 @@ class Consumer {
   /// exist.
   template <typename T>
   MARLIN_DEVICE void LoadQueries(T /*zero*/) const {
-    const auto* const queries = static_cast<const T*>(args_.queries.data);
-    const int lane = static_cast<int>(threadIdx.x) & 31;
     const int first = first_row_ + (static_cast<int>(threadIdx.x) >> 5 & 3) * kWarpRows;
-    const float scale = args_.scale * kLog2E;
-    int64_t at[kWarpRows];
-#pragma unroll
-    for (int i = 0; i < kWarpRows; ++i) {
-      at[i] = tile_.ElementOf(args_, args_.queries, min(first + i, tile_.rows - 1));
-    }
-#pragma unroll 1
-    for (int pair = lane; pair < args_.key_dim / 2; pair += 32) {
-      // All rows are in flight together.
-      T loaded[kWarpRows][2];
-#pragma unroll
-      for (int i = 0; i < kWarpRows; ++i) {
-        loaded[i][0] = queries[at[i] + 2 * pair];
-        loaded[i][1] = queries[at[i] + 2 * pair + 1];
-      }
-#pragma unroll
-      for (int i = 0; i < kWarpRows; ++i) {
-        const float exists = first + i < tile_.rows ? scale : 0.0f;
-        uint32_t rounded;
-        uint32_t rest;
-        SplitInTwo(exists * ToFloat(loaded[i][0]), exists * ToFloat(loaded[i][1]), &rounded, &rest);
-        const uint32_t to =
-            ring_.shared + PlaceInPanels(Shape::kRows, first + i, pair >> 2) + (pair & 3) * 4;
-        StoreShared(to, rounded);
-        StoreShared(to + ring_.layout.QueryBytes(), rest);
-      }
-    }
+    LoadQueryRows<T>(
+        args_, tile_, first, args_.scale * kLog2E, [&](int row, int pair, float low, float high) {
+          uint32_t rounded;
+          uint32_t rest;
+          SplitInTwo(low, high, &rounded, &rest);
+          const uint32_t to =
+              ring_.shared + PlaceInPanels(Shape::kRows, first + row, pair >> 2) + (pair & 3) * 4;
+          StoreShared4(to, rounded);
+          StoreShared4(to + ring_.layout.QueryBytes(), rest);
+        });
     FenceAsyncProxy();
     SyncWarpgroup(warpgroup_);
-  }
-
-  /// `row`: the first of the lane's two rows.
-  template <typename T>
-  MARLIN_DEVICE void Store(T /*zero*/, int row) {
-    auto& rows = attention_.rows();
-    rows.SumLanes();
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int of_half = row + 8 * half;
-      if (of_half >= tile_.rows) continue;
-      const SoftmaxFinish finish(args_, tile_.HeadOf(args_, of_half), rows.largest(half),
-                                 rows.sum(half));
-      const float factor = finish.Of(1.0f);
-      T* const to = static_cast<T*>(args_.out.data) + tile_.ElementOf(args_, args_.out, of_half);
-      if (reinterpret_cast<uintptr_t>(to) % (2 * sizeof(T)) == 0) {
-        rows.ForPairs(half, args_.value_dim, [&](int feature, float low, float high) {
-          StorePair(to + feature, low * factor, high * factor);
-        });
-      } else {
-        rows.ForPairs(half, args_.value_dim, [&](int feature, float low, float high) {
-          to[feature] = FromFloat<T>(low * factor);
-          to[feature + 1] = FromFloat<T>(high * factor);
-        });
-      }
-    }
   }
 
   const AttentionArguments& args_;
@@ -404,34 +345,34 @@ class Consumer {
   Ring<Shape> ring_;
   int warpgroup_;
   int first_row_;
-  KeySpan seen_;   ///< Blocks of which some row sees a key ...
-  KeySpan whole_;  ///< ... and those that all rows see.
+  SeenBlocks blocks_;
   Attention attention_;
 };
 
-/// blockIdx.x: the tiles from the last to the first, and the KV heads of each.
+/// blockIdx.x: as FindTileFromLast.
 template <typename Shape, bool kFp8>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     PrefillAttentionKernel(const __grid_constant__ AttentionArguments args) {
-  extern __shared__ __align__(1024) uint8_t memory[];
-  EnterChain();
-  const int from_last = static_cast<int>(blockIdx.x) / args.kv_heads;
-  const int kv_head = static_cast<int>(blockIdx.x) - from_last * args.kv_heads;
-  if (blockIdx.x == 0) CheckFirstRows(args.sequences, args.errors);
-  const Tile tile = FindTile(args, Shape::kRows, args.tiles - 1 - from_last, kv_head);
-  if (tile.sequence < 0) return;
-  if (kv_head == 0) CheckPositions(args, tile);
-  const KeySpan visible = {VisibleTo(args, tile, 0).first, VisibleTo(args, tile, Shape::kRows).end};
-  const Ring<Shape> ring(visible, args.key_dim, SharedAddress(memory));
-  if (threadIdx.x == 0) ring.InitBarriers();
-  __syncthreads();
-  const int warp = WarpOfBlock();
-  if (warp < 4) {
-    if constexpr (Shape::kWarpgroups == 2) asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
-    Producer<Shape, kFp8>(args, tile, visible, ring).Run();
+  if constexpr (kHasWgmma) {
+    extern __shared__ __align__(1024) uint8_t memory[];
+    EnterChain();
+    const Tile tile = FindTileFromLast(args, Shape::kRows);
+    if (tile.sequence < 0) return;
+    const KeySpan visible = {VisibleTo(args, tile, 0).first,
+                             VisibleTo(args, tile, Shape::kRows).end};
+    const Ring<Shape> ring(visible, args.key_dim, SharedAddress(memory));
+    if (threadIdx.x == 0) ring.InitBarriers();
+    __syncthreads();
+    const int warp = WarpOfBlock();
+    if (warp < 4) {
+      if constexpr (Shape::kWarpgroups == 2) asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+      Producer<Shape, kFp8>(args, tile, visible, ring).Run();
+    } else {
+      if constexpr (Shape::kWarpgroups == 2) asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+      Consumer<Shape>(args, tile, ring, warp / 4 - 1).Run();
+    }
   } else {
-    if constexpr (Shape::kWarpgroups == 2) asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
-    Consumer<Shape>(args, tile, ring, warp / 4 - 1).Run();
+    __trap();
   }
 }
 

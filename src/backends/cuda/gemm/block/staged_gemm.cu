@@ -40,12 +40,6 @@ constexpr int kN8Tiles = 4;
 using Place = BlockPlace<kN8Tiles>;
 using Sums = BlockSums<kN8Tiles>;
 
-MARLIN_DEVICE void StoreMatrices(uint32_t address, const uint32_t (&r)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
-               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
-               : "memory");
-}
-
 /// Offset of the row that lane `lane` passes to ldmatrix and stmatrix for a fragment of 16 outputs
 /// x 16 k: the 8 x 8 matrices are outputs 0 to 7 and 8 to 15 of 8 k, then of the next 8.
 MARLIN_DEVICE uint32_t FragmentRow(int lane) {

@@ -103,8 +103,9 @@ const KernelFamily& Fp8Family() {
   return kFamily;
 }
 
-Support SupportsFp8(const GemmDesc& desc, const DeviceProperties& device) {
-  if (const Support support = NeedsWgmma(device); !support.ok()) return support;
+namespace {
+
+Support SupportsQuantized(const GemmDesc& desc) {
   if (desc.accuracy != Accuracy::kW4A8) return {"quantizes activations: needs accuracy w4a8"};
   if (desc.weights.marlin_w4) return {"does not read the marlin_w4 layout"};
   if (!desc.weights.tiled || !desc.weights.fits_fp8) {
@@ -114,6 +115,17 @@ Support SupportsFp8(const GemmDesc& desc, const DeviceProperties& device) {
   }
   if (desc.m > kMostRows) return {"takes up to {0} rows", kMostRows};
   return {};
+}
+
+}  // namespace
+
+Support SupportsFp8(const GemmDesc& desc, const DeviceProperties& device) {
+  if (const Support support = NeedsWgmma(device); !support.ok()) return support;
+  return SupportsQuantized(desc);
+}
+
+Support SupportsFp8Mma(const GemmDesc& desc, const DeviceProperties& /*device*/) {
+  return SupportsQuantized(desc);
 }
 
 }  // namespace marlin::cuda

@@ -1,4 +1,5 @@
-// Quantizes activations for the FP8 kernel: a power of two and e4m3 numbers for every row.
+// Quantizes activations to e4m3 numbers and a power of two for every row: for the FP8 kernel as
+// such, for kernels that multiply bf16 as the products of the two, which bf16 holds exactly.
 //
 //   p = the largest power of two with p x max|a| <= 448;  out[k'] = e4m3(p x a[k]);  scale = 1 / p
 //
@@ -7,6 +8,7 @@
 //   error is 2^-4 of a number, or 2^-10 / p where it is subnormal. A row with a NaN or an Inf gets
 //   the scale NaN, and its outputs are NaN.
 #include "backends/cuda/common/async_copy.cuh"
+#include "backends/cuda/common/chain.cuh"
 #include "backends/cuda/common/epilogue.cuh"
 #include "backends/cuda/gemm/fp8/fp8_fragment.cuh"
 #include "backends/cuda/gemm/fp8/fp8_quantize.h"
@@ -91,11 +93,9 @@ MARLIN_DEVICE uint4 QuantizeStep(const float (&values)[kStepK], float p) {
   return {words[0], words[1], words[2], words[3]};
 }
 
-/// One CTA per row.
-__global__ void __launch_bounds__(kThreads)
-    QuantizeRowsKernel(ActivationView a, bool wide, uint8_t* out, int columns, float* scales) {
-  TriggerDependentLaunch();
-  const int64_t row = blockIdx.x;
+/// The exponent of p for a row; kNotFinite for one with a NaN or an Inf. Called by all threads.
+constexpr int kNotFinite = 1 << 10;
+MARLIN_DEVICE int ExponentOfRow(const ActivationView& a, int64_t row, bool wide) {
   float values[kStepK];
   uint32_t largest = 0;
   for (int k = static_cast<int>(threadIdx.x) * kStepK; k < a.k; k += kThreads * kStepK) {
@@ -107,28 +107,92 @@ __global__ void __launch_bounds__(kThreads)
   }
   largest = LargestOfBlock(largest);
   constexpr uint32_t kInf = 0x7f800000u;
-  const int exponent = largest < kInf ? ExponentFor(largest) : 0;
-  if (threadIdx.x == 0) {
-    scales[row] = largest < kInf ? FloatOfExponent(-exponent) : __uint_as_float(0x7fc00000u);
-  }
-  const float p = FloatOfExponent(exponent);
+  return largest < kInf ? ExponentFor(largest) : kNotFinite;
+}
+
+/// The scale of a row, 1 / p.
+MARLIN_DEVICE float ScaleOf(int exponent) {
+  return exponent == kNotFinite ? __uint_as_float(0x7fc00000u) : FloatOfExponent(-exponent);
+}
+MARLIN_DEVICE float PowerOf(int exponent) {
+  return FloatOfExponent(exponent == kNotFinite ? 0 : exponent);
+}
+
+/// One CTA per row.
+__global__ void __launch_bounds__(kThreads)
+    QuantizeRowsKernel(ActivationView a, bool wide, uint8_t* out, int columns, float* scales) {
+  TriggerDependentLaunch();
+  const int64_t row = blockIdx.x;
+  const int exponent = ExponentOfRow(a, row, wide);
+  if (threadIdx.x == 0) scales[row] = ScaleOf(exponent);
+  const float p = PowerOf(exponent);
   auto* to = reinterpret_cast<uint4*>(out + row * columns);
   for (int k = static_cast<int>(threadIdx.x) * kStepK; k < columns; k += kThreads * kStepK) {
+    float values[kStepK];
     LoadStep(a, row, k, wide, values);  // The row is in the cache by now.
     to[k / kStepK] = QuantizeStep(values, p);
   }
+}
+
+/// Two numbers rounded to multiples of e4m3's as bf16: e4m3(p x value) / p. Rounded up, the largest
+/// numbers of fp32 leave its range: they become the largest of bf16.
+MARLIN_DEVICE uint32_t RoundPair(float low, float high, float p, float scale) {
+  constexpr float kLargest = 0x1.fep127f;
+  const uint32_t codes = E4M3x4::FromFloats(low * p, high * p);
+  const float2 numbers = F16x2::Unpack(E4M3x4::ToF16(static_cast<uint16_t>(codes)));
+  float rounded[2] = {numbers.x * scale, numbers.y * scale};
+#pragma unroll
+  for (float& number : rounded) {
+    // Comparisons that keep NaN.
+    number = number > kLargest ? kLargest : number < -kLargest ? -kLargest : number;
+  }
+  return Bf16x2::Pack(rounded[0], rounded[1]);
+}
+
+/// One CTA per row; `columns` is a multiple of 8.
+__global__ void __launch_bounds__(kThreads)
+    RoundRowsKernel(ActivationView a, bool wide, uint16_t* out, int columns) {
+  EnterChain();
+  const int64_t row = blockIdx.x;
+  const int exponent = ExponentOfRow(a, row, wide);
+  const float scale = ScaleOf(exponent);
+  const float p = PowerOf(exponent);
+  for (int k = static_cast<int>(threadIdx.x) * kStepK; k < columns; k += kThreads * kStepK) {
+    float values[kStepK];
+    LoadStep(a, row, k, wide, values);
+    auto* const to = reinterpret_cast<uint4*>(out + row * columns + k);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (k + half * 8 >= columns) break;
+      uint32_t pairs[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int at = half * 8 + 2 * i;
+        pairs[i] = RoundPair(values[at], values[at + 1], p, scale);
+      }
+      to[half] = {pairs[0], pairs[1], pairs[2], pairs[3]};
+    }
+  }
+}
+
+/// Whether rows are aligned to 16 bytes.
+bool HasWideRows(const ActivationView& a) {
+  const int64_t row_bytes = a.stride * (a.type == Element::kF32 ? 4 : 2);
+  return reinterpret_cast<uintptr_t>(a.data) % 16 == 0 && (a.m == 1 || row_bytes % 16 == 0);
 }
 
 }  // namespace
 
 cudaError_t LaunchQuantizeRows(const ActivationView& a, void* out, int columns, float* scales,
                                cudaStream_t stream) {
-  const int64_t row_bytes = a.stride * (a.type == Element::kF32 ? 4 : 2);
-  const bool wide =
-      reinterpret_cast<uintptr_t>(a.data) % 16 == 0 && (a.m == 1 || row_bytes % 16 == 0);
   QuantizeRowsKernel<<<static_cast<unsigned>(a.m), kThreads, 0, stream>>>(
-      a, wide, static_cast<uint8_t*>(out), columns, scales);
+      a, HasWideRows(a), static_cast<uint8_t*>(out), columns, scales);
   return cudaGetLastError();
+}
+
+cudaError_t LaunchRoundRows(const ActivationView& a, void* out, int columns, cudaStream_t stream) {
+  return LaunchInChain(&RoundRowsKernel, dim3(static_cast<unsigned>(a.m)), kThreads, 0, stream, a,
+                       HasWideRows(a), static_cast<uint16_t*>(out), columns);
 }
 
 }  // namespace marlin::cuda

@@ -11,4 +11,8 @@ namespace marlin::cuda {
 cudaError_t LaunchQuantizeRows(const ActivationView& a, void* out, int columns, float* scales,
                                cudaStream_t stream);
 
+/// Rounds rows to the same numbers as bf16, e4m3 numbers times a power of two for every row, in
+/// rows of `columns` (a multiple of 8), with zeros after k.
+cudaError_t LaunchRoundRows(const ActivationView& a, void* out, int columns, cudaStream_t stream);
+
 }  // namespace marlin::cuda

@@ -158,7 +158,7 @@ MARLIN_DEVICE void FinishOctet(const GemvArguments& args, int first_strip, int l
       if (w < args.share) Add(*reinterpret_cast<const float4*>(from + w * kSumFloats), sum);
     }
     const int m = octet * kOctet + token;
-    if (args.in_cluster) {
+    if (kHasTma && args.in_cluster) {
       const int turn = local_strip / args.splits;
       const int owner = local_strip - turn * args.splits;
       const int slot = turn * args.splits + static_cast<int>(blockIdx.x);

@@ -10,11 +10,11 @@
 //        n                                            blockIdx.x: split, blockIdx.y: run of units
 //
 //   `share` warps take the tiles of a unit in turn (intra-CTA split-K); `lanes` = warps / share
-//   units are computed concurrently. Every warp has its own pipeline, which one lane fills with TMA
-//   bulk copies: in flight are warps x stages tiles (16 x 2 x 2.1 KB for FP4 g128). The CTA's
-//   activations are in shared memory (gemv_activations.cuh). Sums are reduced in shared memory,
-//   then in a cluster or in global memory (gemv_finish.cuh). PDL: weight copies begin before the
-//   kernel waits for earlier work on the stream.
+//   units are computed concurrently. Every warp has its own pipeline (gemv_ring.cuh): in flight are
+//   warps x stages tiles (16 x 2 x 2.1 KB for FP4 g128). The CTA's activations are in shared memory
+//   (gemv_activations.cuh). Sums are reduced in shared memory, then in a cluster or in global
+//   memory (gemv_finish.cuh). PDL: weight copies begin before the kernel waits for earlier work on
+//   the stream.
 //
 //   A launch takes the sum of its latencies. So the code before the first copy, between the end of
 //   earlier work and the activations' copies, and after the last MMA is straight-line, without
@@ -31,38 +31,9 @@
 #include "backends/cuda/gemm/gemv/gemv_activations.cuh"
 #include "backends/cuda/gemm/gemv/gemv_finish.cuh"
 #include "backends/cuda/gemm/gemv/gemv_layout.h"
+#include "backends/cuda/gemm/gemv/gemv_ring.cuh"
 
 namespace marlin::cuda {
-
-/// The tiles that a warp copies, in the order of its MMAs. A unit is `kStrips` adjacent n-tiles,
-/// whose tiles of the same k are contiguous.
-template <int kStrips>
-struct TileStream {
-  const TileView& view;
-  const uint8_t* next;
-  int64_t to_next_tile;  ///< Bytes to this warp's next tile of the unit.
-  int unit;
-  int first_tile;
-  int lanes;  ///< Distance from one of this warp's units to the next.
-  int tiles_of_unit;
-  int left_in_unit;  ///< 0: no tile of any unit is left.
-  int last_unit;
-
-  /// Called by all lanes; the one with `copies` issues the copy.
-  MARLIN_DEVICE void Copy(uint32_t slot, uint32_t barrier, bool copies) {
-    if (copies) {
-      const int bytes = kStrips * view.tile_bytes;
-      ArriveExpecting(barrier, bytes);
-      CopyBulk(slot, next, bytes, barrier);
-    }
-    next += to_next_tile;
-    if (--left_in_unit == 0 && unit < last_unit) {
-      left_in_unit = tiles_of_unit;
-      unit += lanes;
-      next = view.tiles + TileOffset(view, unit * kStrips, first_tile);
-    }
-  }
-};
 
 /// How the scales of a group are applied. Where there are scales alone, the MMAs take unscaled
 /// codes, and the group's sums, which are few with few tokens, are scaled in fp32: fewer
@@ -145,6 +116,7 @@ MARLIN_DEVICE void Clear(float (&sums)[kRows][kOctets][4]) {
 template <CodeKind kKind, typename T, ParameterUse kUse, int kStrips, int kOctets>
 struct TileProduct {
   static constexpr int kBits = CodeBits(kKind);
+  static constexpr int kCodeBytes = TileCodeBytes(kBits);
   static constexpr bool kOneGroup = kUse == ParameterUse::kOneScale;
   static constexpr bool kScaled = kKind != CodeKind::kDense16;
   static constexpr int kRows = 2 * kStrips;  ///< MMA tiles of 16 outputs.
@@ -238,93 +210,6 @@ struct TileProduct {
   }
 };
 
-/// The units and tiles of a warp, and the layout of shared memory.
-template <int kStrips>
-struct GemvBlock {
-  int lane;
-  int warp;
-  int unit_lane;  ///< Which of the concurrent units.
-  int sharer;     ///< Which of the unit's warps.
-  int first_unit;
-  int units;
-  int first_tile;
-  int my_units;
-  int my_tiles;  ///< Per unit.
-  int slot_bytes;
-  uint32_t ring;
-  uint32_t barriers;  ///< The ring's mbarriers.
-  uint32_t activations;
-  uint32_t arrived;  ///< mbarriers of the pieces of activations.
-
-  MARLIN_DEVICE GemvBlock(const GemvArguments& args, uint32_t base) {
-    // Volatile, so that it stays in a register: from threadIdx it is recomputed for every tile.
-    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
-    warp = static_cast<int>(threadIdx.x) >> 5;
-    unit_lane = warp >> args.share_log2;
-    sharer = warp & (args.share - 1);
-    const int group = static_cast<int>(blockIdx.y);
-    first_unit = group * args.units_base + min(group, args.units_rest);
-    units = args.units_base + (group < args.units_rest ? 1 : 0);
-    first_tile = static_cast<int>(blockIdx.x) * args.tiles_of_split;
-    const int tiles = min(args.tiles_of_split, args.tiles - first_tile);
-    const int lanes = 1 << args.lanes_log2;
-    my_units = units > unit_lane ? (units - unit_lane + lanes - 1) >> args.lanes_log2 : 0;
-    my_tiles = tiles > sharer ? (tiles - sharer + args.share - 1) >> args.share_log2 : 0;
-    slot_bytes = kStrips * args.weights.tile_bytes;
-    ring = base + warp * args.stages * slot_bytes;
-    activations = base + args.activations_offset;
-    arrived = base + args.barriers_offset;
-    barriers = arrived + (kMaxPieces + warp * args.stages) * 8;
-  }
-
-  MARLIN_DEVICE TileStream<kStrips> Stream(const GemvArguments& args) const {
-    const TileView& view = args.weights;
-    TileStream<kStrips> stream{view};
-    stream.unit = first_unit + unit_lane;
-    stream.first_tile = first_tile + sharer;
-    stream.lanes = 1 << args.lanes_log2;
-    stream.to_next_tile = (static_cast<int64_t>(view.tile_bytes) * kStripsOfBlock)
-                          << args.share_log2;
-    stream.next = view.tiles + TileOffset(view, stream.unit * kStrips, stream.first_tile);
-    stream.tiles_of_unit = my_tiles;
-    stream.left_in_unit = my_units > 0 ? my_tiles : 0;
-    stream.last_unit = stream.unit + ((my_units - 1) << args.lanes_log2);
-    return stream;
-  }
-};
-
-/// A position in a warp's ring of one or two stages. Its fields are pinned to registers: the
-/// compiler would recompute them for every tile.
-struct RingCursor {
-  uint32_t address;
-  uint32_t barrier;
-  uint32_t tiles = 0;  ///< Tiles consumed.
-  uint32_t addresses;  ///< The sum of both stages' addresses: leads from either to the other.
-  uint32_t barriers;
-  int slots_log2;
-
-  template <int kStrips>
-  MARLIN_DEVICE RingCursor(const GemvBlock<kStrips>& block, int stages)
-      : address(block.ring),
-        barrier(block.barriers),
-        addresses(2 * block.ring + (stages - 1) * block.slot_bytes),
-        barriers(2 * block.barriers + (stages - 1) * 8),
-        slots_log2(stages - 1) {
-    asm volatile("" : "+r"(addresses), "+r"(barriers), "+r"(slots_log2));
-  }
-
-  MARLIN_DEVICE int Parity() const { return static_cast<int>(tiles >> slots_log2 & 1); }
-
-  MARLIN_DEVICE void Advance() {
-    address = addresses - address;
-    barrier = barriers - barrier;
-    ++tiles;
-  }
-
-  /// Pins the fields that change.
-  MARLIN_DEVICE void Pin() { asm volatile("" : "+r"(address), "+r"(barrier), "+r"(tiles)); }
-};
-
 /// Reduces the sums of a unit's warps, each times `factor`, one n-tile and n8 tile of tokens after
 /// another. `ticket`: the tile counter's previous value, in the elected lane of the first warp.
 template <int kStrips, int kOctets>
@@ -365,6 +250,27 @@ MARLIN_DEVICE void FinishUnit(const GemvArguments& args, const GemvBlock<kStrips
   }
 }
 
+/// Requests the activations and the first tiles without TMA, and so without PDL. Memory requests
+/// are served in order, and all warps wait for the few bytes of activations: these come first.
+template <CodeKind kKind, typename T, int kStrips, typename Stream>
+MARLIN_DEVICE void RequestByLanes(const GemvArguments& args, const GemvBlock<kStrips>& block,
+                                  Stream& stream, uint32_t base) {
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread < args.pieces) {
+    InitBarrier(block.arrived + 8 * thread, static_cast<int>(blockDim.x));
+  }
+  __syncthreads();
+  CopyActivations(args, block.first_tile * kTileK, block.activations, block.arrived);
+#pragma unroll 1
+  for (int s = 0; s < args.stages; ++s) {
+    stream.Refill(RingStage{block.ring + s * block.slot_bytes});
+  }
+  if constexpr (kKind == CodeKind::kTable4) {
+    SharedPairTable<T>::Fill(base + args.table_offset, args.weights);
+    __syncthreads();
+  }
+}
+
 /// `Product`: TileProduct or another with its interface, for tiles of another layout.
 template <CodeKind kKind, typename T, ParameterUse kUse, int kStrips, int kOctets,
           template <CodeKind, typename, ParameterUse, int, int> typename Product = TileProduct>
@@ -375,52 +281,57 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
   const int lane = block.lane;
   const int first_k = block.first_tile * kTileK;
   const uint32_t reduction_buffer = base + args.reduction_offset;
-  TileStream<kStrips> stream = block.Stream(args);
-  if (lane == 0) {
+  using TileOfProduct = Product<kKind, T, kUse, kStrips, kOctets>;
+  auto stream = block.template Stream<TileOfProduct::kCodeBytes>(args);
+  if constexpr (kHasTma) {
+    if (lane == 0) {
 #pragma unroll 1
-    for (int s = 0; s < args.stages; ++s) InitBarrier(block.barriers + 8 * s, 1);
-    FenceBarrierInit();
-  }
-#pragma unroll 1
-  for (int s = 0; s < args.first_stages && stream.left_in_unit > 0; ++s) {
-    stream.Copy(block.ring + s * block.slot_bytes, block.barriers + 8 * s, lane == 0);
-  }
-  if (lane == 0) {
-    if (block.warp < args.pieces) {
-      const uint32_t arrived = block.arrived + 8 * block.warp;
-      InitBarrier(arrived, args.bulk ? 1 : static_cast<int>(blockDim.x));
+      for (int s = 0; s < args.stages; ++s) InitBarrier(block.barriers + 8 * s, 1);
       FenceBarrierInit();
-      if (args.bulk) ExpectActivations(args, first_k, arrived, block.warp);
     }
-    if (args.in_cluster && threadIdx.x + 32 >= blockDim.x) {
-      const int strips = StripsFinishedHere(args, block.units * kStrips);
-      InitBarrier(reduction_buffer, 1);
-      FenceBarrierInit();
-      ArriveExpecting(reduction_buffer, strips * args.splits * args.m * kStripOutputs * 4);
-    }
-  }
-  if (args.bulk) ClearBehindK(args, first_k, block.activations);
-  if constexpr (kKind == CodeKind::kTable4) {
-    SharedPairTable<T>::Fill(base + args.table_offset, args.weights);
-  }
-  __syncthreads();
-  // DSMEM stores and multicast copies need the other CTAs of the cluster to be running and to have
-  // initialized their mbarriers.
-  const bool in_cluster = args.in_cluster || args.multicast > 1;
-  if (in_cluster) ArriveInCluster();
-  TriggerDependentLaunch();
-  RowCopies copies(args, first_k, block.activations, block.arrived, block.warp);
-  WaitForEarlierWork();
-  if (in_cluster) WaitForCluster();
-  if (!args.bulk) {
-    CopyActivations(args, first_k, block.activations, block.arrived);
-  } else if (lane == 0) {
-    copies.Run();
-  }
-  // Memory requests are served in order: issued earlier, these would delay the activations.
 #pragma unroll 1
-  for (int s = args.first_stages; s < args.stages && stream.left_in_unit > 0; ++s) {
-    stream.Copy(block.ring + s * block.slot_bytes, block.barriers + 8 * s, lane == 0);
+    for (int s = 0; s < args.first_stages && stream.left_in_unit > 0; ++s) {
+      stream.Copy(block.ring + s * block.slot_bytes, block.barriers + 8 * s, lane == 0);
+    }
+    if (lane == 0) {
+      if (block.warp < args.pieces) {
+        const uint32_t arrived = block.arrived + 8 * block.warp;
+        InitBarrier(arrived, args.bulk ? 1 : static_cast<int>(blockDim.x));
+        FenceBarrierInit();
+        if (args.bulk) ExpectActivations(args, first_k, arrived, block.warp);
+      }
+      if (args.in_cluster && threadIdx.x + 32 >= blockDim.x) {
+        const int strips = StripsFinishedHere(args, block.units * kStrips);
+        InitBarrier(reduction_buffer, 1);
+        FenceBarrierInit();
+        ArriveExpecting(reduction_buffer, strips * args.splits * args.m * kStripOutputs * 4);
+      }
+    }
+    if (args.bulk) ClearBehindK(args, first_k, block.activations);
+    if constexpr (kKind == CodeKind::kTable4) {
+      SharedPairTable<T>::Fill(base + args.table_offset, args.weights);
+    }
+    __syncthreads();
+    // DSMEM stores and multicast copies need the other CTAs of the cluster to be running and to
+    // have initialized their mbarriers.
+    const bool in_cluster = args.in_cluster || args.multicast > 1;
+    if (in_cluster) ArriveInCluster();
+    TriggerDependentLaunch();
+    RowCopies copies(args, first_k, block.activations, block.arrived, block.warp);
+    WaitForEarlierWork();
+    if (in_cluster) WaitForCluster();
+    if (!args.bulk) {
+      CopyActivations(args, first_k, block.activations, block.arrived);
+    } else if (lane == 0) {
+      copies.Run();
+    }
+    // Memory requests are served in order: issued earlier, these would delay the activations.
+#pragma unroll 1
+    for (int s = args.first_stages; s < args.stages && stream.left_in_unit > 0; ++s) {
+      stream.Copy(block.ring + s * block.slot_bytes, block.barriers + 8 * s, lane == 0);
+    }
+  } else {
+    RequestByLanes<kKind, T>(args, block, stream, base);
   }
   __syncwarp();
 
@@ -463,31 +374,30 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
       slot.Pin();
 #pragma unroll
       for (int o = 0; o < kOctets; ++o) asm volatile("" : "+r"(rows[o]));
-      Wait(slot.barrier, slot.Parity());
+      slot.Await();
       const auto release = [&] {
         __syncwarp();
-        if (stream.left_in_unit > 0) stream.Copy(slot.address, slot.barrier, ElectOne());
+        stream.Refill(slot);
         // As late as its result can still arrive in time: the CTA with the last ticket waits for
         // the others' sums.
         if (i == counter_tile && ElectOne()) {
           ticket = IncrementTileCounter(args.tile_counters + block.first_unit + u);
         }
       };
-      Product<kKind, T, kUse, kStrips, kOctets>::Run(slot.address, args.weights, rows, tile_lane,
-                                                     mode, table, acc, release);
+      TileOfProduct::Run(slot.address, args.weights, rows, tile_lane, mode, table, acc, release);
       slot.Advance();
 #pragma unroll
       for (int o = 0; o < kOctets; ++o) rows[o] += args.share * (kTileK * 2);
     }
-    constexpr float kUnit = Product<kKind, T, kUse, kStrips, kOctets>::Group::kUnit;
-    FinishUnit<kStrips, kOctets>(args, block, u, acc, kUnit, sums, reduction_buffer, ticket);
+    FinishUnit<kStrips, kOctets>(args, block, u, acc, TileOfProduct::Group::kUnit, sums,
+                                 reduction_buffer, ticket);
   }
   // Multicast copies from the other CTA must have arrived before this CTA exits and its shared
   // memory is freed.
-  if (args.multicast > 1) {
+  if (kHasTma && args.multicast > 1) {
     for (int piece = 0; piece < args.pieces; ++piece) Wait(block.arrived + 8 * piece, 0);
   }
-  if (args.in_cluster) {
+  if (kHasTma && args.in_cluster) {
     Wait(reduction_buffer, 0);
     FinishReductionBuffer(
         args, block.first_unit * kStrips, block.units * kStrips,

@@ -1,3 +1,5 @@
+#include "backends/cuda/gemm/gemv/gemv_launch.h"
+
 #include <cuda_runtime_api.h>
 
 #include <memory>
@@ -66,6 +68,31 @@ class GemvGemm final : public TilesGemm {
 };
 
 }  // namespace
+
+int CountClusters(int blocks, const DeviceShape& device) {
+  // The kernels of all kinds of codes have the same threads and may have the same shared memory.
+  const void* function = nullptr;
+  for (int kind = 0; function == nullptr && kind <= static_cast<int>(CodeKind::kDense16); ++kind) {
+    function = FunctionOf<GemvKernels>({static_cast<CodeKind>(kind)},
+                                       {true, ParameterUse::kOneScale, 1, 1});
+  }
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(kMostGemvWarps * 32);
+  config.dynamicSmemBytes = static_cast<size_t>(device.shared_bytes);
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int clusters = 0;
+  if (AllowAllShared(function) != cudaSuccess ||
+      cudaOccupancyMaxActiveClusters(&clusters, function, &config) != cudaSuccess) {
+    cudaGetLastError();
+    return 0;
+  }
+  return clusters;
+}
 
 Result<std::shared_ptr<const PlannedGemm>> MakeGemv(const PlanRequest& request) {
   const TileProblem problem = TileProblemOf(request.desc);

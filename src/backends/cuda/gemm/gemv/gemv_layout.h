@@ -66,8 +66,13 @@ struct GemvKernels {
 
 inline constexpr int kMaxPieces = 4;
 
-/// Warps per unit, at most.
-inline constexpr int kMaxSharers = 16;
+/// Pipeline stages per warp, at most. With TMA three and four gained nothing on an H200.
+inline constexpr int kMaxStages = 4;
+inline constexpr int kMaxBulkStages = 2;
+
+/// Warps of a CTA, and per unit, at most.
+inline constexpr int kMostGemvWarps = 16;
+inline constexpr int kMaxSharers = kMostGemvWarps;
 
 inline constexpr int kReductionBarrierBytes = 16;
 

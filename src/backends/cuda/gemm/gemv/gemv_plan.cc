@@ -29,11 +29,20 @@ void SpreadCopies(GemvPlan* plan) {
   args.step_rows = step % args.m;
 }
 
+/// Parts of a CTA's activations. Without TMA every thread arrives at the mbarrier of each part,
+/// which few activations do not pay for.
+int MostPieces(const GemvArguments& args) {
+  constexpr int64_t kFewActivations = 32 * 1024;
+  const int64_t bytes = int64_t{args.tiles_of_split} * kTileK * 2 * args.m;
+  return bytes > kFewActivations ? kMaxPieces : 1;
+}
+
 /// Lays out shared memory; false when it does not suffice.
 bool DivideShared(const TileProblem& problem, const DeviceShape& device, GemvPlan* plan) {
   GemvArguments& args = plan->arguments;
+  const int most_pieces = device.has_tma() ? kMaxPieces : MostPieces(args);
   args.piece_log2 = 0;
-  while (args.tiles_of_split > kMaxPieces << args.piece_log2) ++args.piece_log2;
+  while (args.tiles_of_split > most_pieces << args.piece_log2) ++args.piece_log2;
   args.pieces = Ceil(args.tiles_of_split, 1 << args.piece_log2);
   const int64_t row_bytes = int64_t{args.tiles_of_split} * kTileK * 2 + kActivationPadding;
   const int64_t slot_bytes = int64_t{plan->strips} * problem.tile_bytes;
@@ -117,6 +126,8 @@ int BlocksAtOnce(const GemvArguments& args, const DeviceShape& device) {
   return std::max(blocks / args.splits, args.multicast);
 }
 
+int MostStages(const DeviceShape& device) { return device.has_tma() ? kMaxBulkStages : kMaxStages; }
+
 }  // namespace
 
 int64_t SplitWorkspaceBytes(const GemvPlan& plan) {
@@ -127,21 +138,23 @@ int64_t SplitWorkspaceBytes(const GemvPlan& plan) {
 
 std::optional<GemvPlan> PlanGemvAs(const TileProblem& problem, const DeviceShape& device,
                                    const GemvShape& shape) {
-  if (shape.stages > kMaxStages) return std::nullopt;
+  if (shape.stages > MostStages(device)) return std::nullopt;
+  if (!device.has_multicast() && shape.multicast > 1) return std::nullopt;
   GemvPlan plan;
   GemvArguments& args = plan.arguments;
   args.m = problem.m;
   args.k = problem.k;
   args.stages = shape.stages;
-  args.first_stages = shape.first_stages;
+  // Without PDL no work comes before that on the activations.
+  args.first_stages = device.has_tma() ? shape.first_stages : 0;
   args.tiles = Ceil(problem.k, kTileK);
   args.tiles_of_split = Ceil(args.tiles, shape.splits);
   args.splits = Ceil(args.tiles, args.tiles_of_split);
   args.multicast = shape.multicast;
-  args.bulk = problem.k % 8 == 0;
+  args.bulk = device.has_tma() && problem.k % 8 == 0;
   const bool ctas_reduce = args.splits > 1 && args.splits <= kMaxSplits && !problem.gated;
-  args.in_cluster = ctas_reduce && !shape.in_memory;
-  plan.in_memory = ctas_reduce && shape.in_memory;
+  plan.in_memory = ctas_reduce && (shape.in_memory || !device.has_tma());
+  args.in_cluster = ctas_reduce && !plan.in_memory;
   plan.warps = shape.warps;
   plan.strips = shape.strips;
   plan.splits = args.splits;
@@ -163,7 +176,30 @@ std::optional<GemvPlan> PlanGemvAs(const TileProblem& problem, const DeviceShape
 
 namespace {
 
-constexpr int kMostWarps = 16;
+/// How the CTAs of a launch work together: clusters and multicast groups.
+void ShareAmongBlocks(const TileProblem& problem, const DeviceShape& device, GemvShape* shape) {
+  const int splits = shape->splits;
+  const int strips = Ceil(problem.n, kStripOutputs);
+  const int strips_of_block = Ceil(int64_t{strips} * splits, device.multiprocessors);
+  // Clusters are fast where as many of them run at once as there is work for.
+  const bool clusters = splits > 1 && splits <= kMaxSplits;
+  shape->in_memory =
+      clusters && device.clusters[splits - 1] < std::min(strips, device.multiprocessors / splits);
+  // Multicast pays from here on, but not where it reduces the CTAs that run at once.
+  const bool many_blocks = int64_t{strips} * splits * 2 >= device.multiprocessors;
+  const int64_t least_shared = many_blocks && problem.m > 1 ? 24 * 1024 : 56 * 1024;
+  const bool share = device.has_multicast() && problem.k % 8 == 0 && strips > 1 &&
+                     splits <= kMaxSplits && int64_t{problem.m} * problem.k * 2 >= least_shared;
+  const bool pairs_of_clusters =
+      splits * 2 <= kMaxSplits && strips <= device.clusters[splits * 2 - 1] * 2;
+  // Two splits with few n-tiles give up their cluster for it.
+  constexpr int kFewStrips = 4;
+  if (share && splits == 2 && !pairs_of_clusters && strips_of_block <= kFewStrips) {
+    shape->in_memory = true;
+  }
+  const bool in_cluster = clusters && !shape->in_memory;
+  shape->multicast = share && (!in_cluster || pairs_of_clusters) ? 2 : 1;
+}
 
 /// A tile configuration with `splits` parts of k and these warps and n-tiles per unit. All of these
 /// heuristics were measured on an H200.
@@ -176,29 +212,18 @@ GemvShape ShapeOf(const TileProblem& problem, const DeviceShape& device, int spl
   shape.splits = splits;
   shape.warps = warps;
   shape.strips = unit_strips;
-  // Clusters are fast where as many of them run at once as there is work for.
-  const bool clusters = splits > 1 && splits <= kMaxSplits;
-  shape.in_memory =
-      clusters && device.clusters[splits - 1] < std::min(strips, device.multiprocessors / splits);
-  // Multicast pays from here on, but not where it reduces the CTAs that run at once.
-  const bool many_blocks = int64_t{strips} * splits * 2 >= device.multiprocessors;
-  const int64_t least_shared = many_blocks && problem.m > 1 ? 24 * 1024 : 56 * 1024;
-  const bool share = problem.k % 8 == 0 && strips > 1 && splits <= kMaxSplits &&
-                     int64_t{problem.m} * problem.k * 2 >= least_shared;
-  const bool pairs_of_clusters =
-      splits * 2 <= kMaxSplits && strips <= device.clusters[splits * 2 - 1] * 2;
-  // Two splits with few n-tiles give up their cluster for it.
-  constexpr int kFewStrips = 4;
-  if (share && splits == 2 && !pairs_of_clusters && strips_of_block <= kFewStrips) {
-    shape.in_memory = true;
-  }
-  const bool in_cluster = clusters && !shape.in_memory;
-  shape.multicast = share && (!in_cluster || pairs_of_clusters) ? 2 : 1;
-  // Two stages keep memory busy; one does where a warp has few or large tiles.
   const int tiles_of_warp = Ceil(int64_t{strips_of_block} * tiles_of_split, shape.warps);
+  if (!device.has_tma()) {
+    shape.in_memory = splits > 1;
+    shape.stages = std::clamp(Ceil(tiles_of_warp, unit_strips), 1, kMaxStages);
+    return shape;
+  }
+  ShareAmongBlocks(problem, device, &shape);
+  // Two stages keep memory busy; one does where a warp has few or large tiles.
   const bool light = problem.m <= kOctet || (splits == 2 && shape.in_memory);
   const bool deep = problem.tile_bytes <= 3072 && light && tiles_of_warp > 2;
   shape.stages = deep ? 2 : 1;
+  const bool in_cluster = splits > 1 && splits <= kMaxSplits && !shape.in_memory;
   shape.first_stages = unit_strips > 1 || in_cluster ? shape.stages : 1;
   return shape;
 }
@@ -214,7 +239,7 @@ GemvShape UsualShape(const TileProblem& problem, const DeviceShape& device, int 
   // With wide units warps wait for each other less often, but only matrices with enough n-tiles
   // have enough such units.
   const int strips = CanBeWide(problem) && strips_of_block > 4 ? 2 : 1;
-  const int warps = tiles_of_split <= kMostWarps / 2 ? kMostWarps / 2 : kMostWarps;
+  const int warps = tiles_of_split <= kMostGemvWarps / 2 ? kMostGemvWarps / 2 : kMostGemvWarps;
   return ShapeOf(problem, device, splits, warps, strips);
 }
 
@@ -224,7 +249,7 @@ int FewestSplits(const TileProblem& problem, const DeviceShape& device) {
   const int strips = Ceil(problem.n, kStripOutputs);
   const int most = std::clamp(Ceil(problem.k, kTileK) / kTilesOfSplit, 1, kMaxSplits);
   int splits = std::clamp(device.multiprocessors / strips, 1, most);
-  while (splits > 1 && device.clusters[splits - 1] < strips) --splits;
+  while (device.has_tma() && splits > 1 && device.clusters[splits - 1] < strips) --splits;
   return splits;
 }
 
@@ -252,7 +277,8 @@ std::optional<GemvPlan> DeepestPlan(const TileProblem& problem, const DeviceShap
     shallow.first_stages = std::min(stages, shape.first_stages);
     auto plan = PlanGemvAs(problem, device, shallow);
     if (!plan) continue;
-    if (int64_t{problem.m} * problem.k * 2 <= kFewActivations && RoundsOf(*plan) == 1) {
+    if (device.has_tma() && int64_t{problem.m} * problem.k * 2 <= kFewActivations &&
+        RoundsOf(*plan) == 1) {
       plan->arguments.first_stages = stages;
     }
     return plan;
@@ -260,10 +286,30 @@ std::optional<GemvPlan> DeepestPlan(const TileProblem& problem, const DeviceShap
   return std::nullopt;
 }
 
+/// Without TMA: the plan with the most warps that have two stages. Two stages for half of the warps
+/// are worth more than one for all.
+std::optional<GemvPlan> PlanByLanes(const TileProblem& problem, const DeviceShape& device,
+                                    int splits, int most_warps, int unit_strips) {
+  std::optional<GemvPlan> shallow;
+  for (const int warps : {most_warps, most_warps / 2}) {
+    const GemvShape shape = ShapeOf(problem, device, splits, warps, unit_strips);
+    const auto plan = DeepestPlan(problem, device, shape);
+    if (!plan) continue;
+    if (plan->arguments.stages >= std::min(shape.stages, 2)) return plan;
+    if (!shallow) shallow = plan;
+  }
+  return shallow;
+}
+
 /// The plan with the fewest splits that occupy the device and fit.
 GemvPlan UsualPlan(const TileProblem& problem, const DeviceShape& device) {
   for (int splits = FewestSplits(problem, device);; splits = MoreSplits(problem, device, splits)) {
     GemvShape shape = UsualShape(problem, device, splits);
+    if (!device.has_tma()) {
+      const auto plan = PlanByLanes(problem, device, splits, shape.warps, shape.strips);
+      if (plan) return *plan;
+      continue;
+    }
     // With wide units, two stages for half of the warps are worth more than one for all.
     const bool halve = shape.strips == 2 && shape.stages == 2;
     if (halve && !PlanGemvAs(problem, device, shape)) shape.warps /= 2;
@@ -305,7 +351,9 @@ GemvPlan PlanGemv(const TileProblem& problem, const DeviceShape& device) {
   double least = kWorthwhile * GemvMicroseconds(problem, device, best);
   const auto compare = [&](int splits, int unit_strips) {
     std::optional<GemvPlan> plan;
-    for (int warps = kMostWarps; !plan && warps >= kMostWarps / 2; warps /= 2) {
+    if (!device.has_tma()) plan = PlanByLanes(problem, device, splits, kMostGemvWarps, unit_strips);
+    for (int warps = kMostGemvWarps; device.has_tma() && !plan && warps >= kMostGemvWarps / 2;
+         warps /= 2) {
       const GemvShape shape = ShapeOf(problem, device, splits, warps, unit_strips);
       plan = DeepestPlan(problem, device, shape);
     }

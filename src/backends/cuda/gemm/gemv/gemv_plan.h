@@ -12,9 +12,6 @@ namespace marlin::cuda {
 
 inline constexpr int kMaxGemvRows = 16;
 
-/// Pipeline stages per warp, at most: three and four gained nothing on an H200.
-inline constexpr int kMaxStages = 2;
-
 struct GemvPlan {
   int splits = 1;
   int groups = 1;  ///< CTAs along n.
@@ -38,7 +35,7 @@ int64_t SplitWorkspaceBytes(const GemvPlan& plan);
 /// The tile configuration of the GEMV kernel.
 struct GemvShape {
   int warps = 16;
-  int stages = 1;        ///< Tiles in flight per warp: up to kMaxStages.
+  int stages = 1;        ///< Tiles in flight per warp: up to kMaxStages or kMaxBulkStages.
   int first_stages = 1;  ///< Stages that are requested before the activations.
   int splits = 1;        ///< Split-K: CTAs along k.
   int strips = 1;        ///< n-tiles per unit: 1 or 2.

@@ -14,30 +14,11 @@
 
 namespace marlin::cuda {
 
-/// c += a b, m16n8k32 in fp32 with 2:4 sparsity of a. `kSelector`: lanes 2 kSelector and the next
-/// of every four give the metadata.
-template <typename T, int kSelector>
-MARLIN_DEVICE void SparseMultiplyAdd(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[4],
-                                     uint32_t metadata) {
-  if constexpr (T::kIsBf16) {
-    asm("mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32.bf16.bf16.f32 "
-        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9, %10, %11}, {%0, %1, %2, %3}, %12, %13;"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(b[2]), "r"(b[3]),
-          "r"(metadata), "n"(kSelector));
-  } else {
-    asm("mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32 "
-        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9, %10, %11}, {%0, %1, %2, %3}, %12, %13;"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(b[2]), "r"(b[3]),
-          "r"(metadata), "n"(kSelector));
-  }
-}
-
 /// One warp's MMAs of a unit's sparse tile with `kOctets` n8 tiles of tokens.
 template <CodeKind kKind, typename T, ParameterUse kUse, int kStrips, int kOctets>
 struct SparseTileProduct {
   static_assert(CodeBits(kKind) == kSparseBits && kUse != ParameterUse::kAll);
+  static constexpr int kCodeBytes = kSparseTileBytes;
   static constexpr bool kOneGroup = kUse == ParameterUse::kOneScale;
   static constexpr int kRows = 2 * kStrips;  ///< MMA tiles of 16 outputs.
   static constexpr int kMostGroups = 8;      ///< Then a step has two: pairs 0 and 1, 2 and 3.

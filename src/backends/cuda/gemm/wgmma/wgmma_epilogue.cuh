@@ -191,21 +191,6 @@ struct WgmmaEpilogue {
     }
   }
 
-  /// Stores two adjacent outputs, with one vectorized store where they are aligned.
-  static MARLIN_DEVICE void StorePair(const EpilogueView& view, int64_t at, float2 value,
-                                      bool both) {
-    const bool small = view.type != Element::kF32;
-    auto* to = static_cast<uint8_t*>(view.out) + at * (small ? 2 : 4);
-    if (both && small && (reinterpret_cast<uintptr_t>(to) & 3) == 0) {
-      *reinterpret_cast<uint32_t*>(to) = view.type == Element::kBf16
-                                             ? Bf16x2::Pack(value.x, value.y)
-                                             : F16x2::Pack(value.x, value.y);
-      return;
-    }
-    StoreFloat(view.out, view.type, at, value.x);
-    if (both) StoreFloat(view.out, view.type, at + 1, value.y);
-  }
-
   MARLIN_DEVICE void StoreGated(const WgmmaItem& item, int first_m) const {
     const int column = Thread() % 32;
     const int n = (item.block * 2 + warpgroup) * kStripOutputs + column;

@@ -1,5 +1,3 @@
-#include "backends/cuda/gemm/wgmma/wgmma_launch.h"
-
 #include <cuda.h>
 
 #include <memory>
@@ -90,34 +88,6 @@ class WgmmaGemm final : public TilesGemm {
 };
 
 }  // namespace
-
-int CountClusters(int blocks) {
-  // The kernels of all kinds of codes have the same threads and may have the same shared memory.
-  const void* function = nullptr;
-  for (int kind = 0; function == nullptr && kind <= static_cast<int>(CodeKind::kDense16); ++kind) {
-    function = FunctionOf<WgmmaKernels>({static_cast<CodeKind>(kind)},
-                                        {true, kMaxClusterTokens, ParameterUse::kOneScale});
-  }
-  if (function == nullptr) return 0;
-  const int shared_bytes = DeviceShape().shared_bytes;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(kWgmmaThreads);
-  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  int clusters = 0;
-  if (cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes) !=
-          cudaSuccess ||
-      cudaOccupancyMaxActiveClusters(&clusters, function, &config) != cudaSuccess) {
-    cudaGetLastError();
-    return 0;
-  }
-  return clusters;
-}
 
 Result<std::shared_ptr<const PlannedGemm>> MakeWgmma(const PlanRequest& request) {
   const TileProblem problem = TileProblemOf(request.desc);

@@ -32,7 +32,7 @@ struct Layout {
 /// Bytes of a row that a launch reads from the staged rows.
 int64_t StagedBytes(const ExpertLaunch& launch) {
   if (launch.kernel == ExpertKernel::kGemv) return 0;
-  return StagedStride(launch.k) * (launch.kernel == ExpertKernel::kWgmma ? 2 : 4);
+  return StagedStride(launch.k) * (launch.kernel == ExpertKernel::kExact ? 4 : 2);
 }
 
 /// A run: the call, and its parts of the workspace.
@@ -86,6 +86,7 @@ class CudaExperts final : public PlannedExperts {
   Status Stage(const Pass& pass, const ExpertLaunch& launch, const ExpertRows& rows,
                Element type) const;
   Status RunWgmma(const Pass& pass, const ExpertLaunch& launch, const Operands& operands) const;
+  Status RunMma(const Pass& pass, const ExpertLaunch& launch, const Operands& operands) const;
   Status RunExact(const Pass& pass, const ExpertLaunch& launch, int sides,
                   const Operands& operands) const;
   template <typename View>
@@ -233,6 +234,9 @@ Status CudaExperts::RunPhase(const Pass& pass, const ExpertPhase& phase, const O
       case ExpertKernel::kWgmma:
         MARLIN_RETURN_IF_ERROR(RunWgmma(pass, launch, operands));
         break;
+      case ExpertKernel::kMma:
+        MARLIN_RETURN_IF_ERROR(RunMma(pass, launch, operands));
+        break;
       case ExpertKernel::kExact:
         MARLIN_RETURN_IF_ERROR(RunExact(pass, launch, phase.sides, operands));
     }
@@ -257,7 +261,7 @@ Status CudaExperts::RunGemv(const Pass& pass, const ExpertLaunch& launch, const 
   args.out_stride = operands.out_stride;
   void* parameters[] = {&args};
   const LaunchSize size = {dim3(static_cast<unsigned>(context_.shape.multiprocessors)),
-                           kExpertThreads, launch.gemv.shared_bytes, true};
+                           32 * args.warps, launch.gemv.shared_bytes, true};
   return Check(Launch(launch.function, size, parameters, pass.stream), "moe_expert_gemm");
 }
 
@@ -298,6 +302,40 @@ Status CudaExperts::RunWgmma(const Pass& pass, const ExpertLaunch& launch,
   void* parameters[] = {maps, &args};
   const LaunchSize size = {dim3(static_cast<unsigned>(context_.shape.multiprocessors)),
                            kWgmmaThreads, launch.wgmma.shared_bytes, true};
+  return Check(Launch(launch.function, size, parameters, pass.stream), "moe_expert_gemm");
+}
+
+/// Whether the MMA kernel reads rows of tokens where they lie.
+bool CanGather(const ExpertRows& rows, Element type) {
+  constexpr int kRowAlignment = 16;
+  return !rows.gated && rows.type == type && rows.stride * 2 % kRowAlignment == 0 &&
+         reinterpret_cast<uintptr_t>(rows.data) % kRowAlignment == 0;
+}
+
+Status CudaExperts::RunMma(const Pass& pass, const ExpertLaunch& launch,
+                           const Operands& operands) const {
+  const Element type = launch.bf16 ? Element::kBf16 : Element::kF16;
+  ExpertMmaArguments args = launch.mma.arguments;
+  args.gathered = !operands.staged && CanGather(operands.rows, type);
+  if (!operands.staged && !args.gathered) {
+    MARLIN_RETURN_IF_ERROR(Stage(pass, launch, operands.rows, type));
+  }
+  args.rows = operands.staged ? pass.products : pass.staged;
+  args.row_stride = StagedStride(operands.staged ? phases_.inner : launch.k);
+  if (args.gathered) {
+    args.rows = operands.rows.data;
+    args.row_stride = operands.rows.stride;
+  }
+  args.table = reinterpret_cast<const TileExpert*>(launch.table.data());
+  args.slots = pass.slots;
+  args.gate = {static_cast<int>(problem_.gate.activation), problem_.gate.limit,
+               problem_.gate.alpha};
+  args.out = args.gated ? pass.products : operands.out;
+  args.out_stride = args.gated ? StagedStride(phases_.inner) : operands.out_stride;
+  void* parameters[] = {&args};
+  const LaunchSize size = {
+      dim3(static_cast<unsigned>(context_.shape.multiprocessors * launch.mma.resident)),
+      args.Threads(), launch.mma.shared_bytes, true};
   return Check(Launch(launch.function, size, parameters, pass.stream), "moe_expert_gemm");
 }
 

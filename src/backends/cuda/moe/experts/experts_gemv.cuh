@@ -28,6 +28,11 @@
 
 namespace marlin::cuda {
 
+/// Warps of a CTA: all of them on Hopper, which is known to the compiler there.
+MARLIN_DEVICE int WarpCount(const ExpertGemvArguments& args) {
+  return kHasWgmma ? kExpertWarps : args.warps;
+}
+
 /// A run of items of one expert and one tile of its rows. Its strips are the n-tiles of all sides,
 /// one side after another.
 struct ExpertRun {
@@ -56,8 +61,8 @@ class ExpertSchedule {
 
   /// Called by all threads; __syncthreads() has to follow.
   MARLIN_DEVICE void Count() {
-    CountItems<kExpertThreads>(
-        active_.count, [&](int i) { return ItemsOf(i); }, first_);
+    CountItems(
+        32 * WarpCount(args_), active_.count, [&](int i) { return ItemsOf(i); }, first_);
   }
 
   /// This CTA's items: [First(block), First(block + 1)).
@@ -123,7 +128,9 @@ class ExpertSchedule {
   int* first_;
 };
 
-/// The weight tiles of a warp in the order of its MMAs, across runs.
+/// The weight tiles of a warp in the order of its MMAs, across runs. Copies are those of the GEMV
+/// kernel's ring (gemv_ring.cuh). `kCodeBytes`: a tile's bytes without parameters.
+template <int kCodeBytes>
 struct ExpertStream {
   const ExpertGemvArguments& args;
   const ExpertSchedule& schedule;
@@ -150,15 +157,24 @@ struct ExpertStream {
     }
   }
 
-  /// Called by all lanes; the one with `copies` issues the copy.
+  /// Copies the next tile, if there is one, to a stage whose tile all lanes have read. Called by
+  /// all lanes; with TMA the one with `copies` issues the copy.
+  MARLIN_DEVICE void Refill(uint32_t slot, uint32_t barrier, bool copies) {
+    if (left_in_strip > 0) Copy(slot, barrier, copies);
+    if constexpr (!kHasTma) CommitCopies();  // Empty groups as well: waits count groups.
+  }
+
+ private:
   MARLIN_DEVICE void Copy(uint32_t slot, uint32_t barrier, bool copies) {
-    if (copies) {
+    if constexpr (!kHasTma) {
+      CopyByLanes<kCodeBytes>(slot, next, args.weights.tile_bytes);
+    } else if (copies) {
       ArriveExpecting(barrier, args.weights.tile_bytes);
       CopyBulk(slot, next, args.weights.tile_bytes, barrier);
     }
     next += (args.weights.tile_bytes * kStripsOfBlock) << args.share_log2;
     if (--left_in_strip > 0) return;
-    strip += kExpertWarps >> args.share_log2;
+    strip += WarpCount(args) >> args.share_log2;
     if (strip < run.end_strip) {
       BeginStrip();
     } else {
@@ -166,7 +182,6 @@ struct ExpertStream {
     }
   }
 
- private:
   MARLIN_DEVICE void BeginStrip() {
     if (strip >= side.end_strip) {
       side = schedule.SideAt(run, strip);
@@ -177,12 +192,27 @@ struct ExpertStream {
   }
 };
 
+/// Waits until the tile of a warp's current stage has arrived: every other stage has a later group.
+MARLIN_DEVICE void AwaitTile(int stages, uint32_t barrier, int parity) {
+  if constexpr (kHasTma) {
+    Wait(barrier, parity);
+  } else {
+    if (stages == 1) {
+      WaitForCopies<0>();
+    } else {
+      WaitForCopies<1>();
+    }
+    __syncwarp();  // The other lanes' copies.
+  }
+}
+
 /// Loads the rows of a run to shared memory. Called by all threads.
 template <typename T>
 MARLIN_DEVICE void LoadRunRows(const ExpertGemvArguments& args, const int* token,
                                const ExpertRun& run, uint8_t* shared) {
   const int chunks = args.weights.tiles_of_strip * (kTileK / 8);
-  for (int i = static_cast<int>(threadIdx.x); i < run.rows * chunks; i += kExpertThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < run.rows * chunks;
+       i += 32 * WarpCount(args)) {
     const int row = i / chunks;
     const int chunk = i - row * chunks;
     *reinterpret_cast<uint4*>(shared + args.rows_offset + row * args.row_bytes + chunk * 16) =
@@ -273,11 +303,11 @@ __global__ void __launch_bounds__(kExpertThreads, 1)
   const int warp = static_cast<int>(threadIdx.x) >> 5;
   const int unit_lane = warp >> args.share_log2;
   const int sharer = warp & ((1 << args.share_log2) - 1);
-  const int lanes = kExpertWarps >> args.share_log2;
+  const int lanes = WarpCount(args) >> args.share_log2;
   const int slot_bytes = args.weights.tile_bytes;
   const uint32_t ring = base + warp * args.stages * slot_bytes;
   const uint32_t barriers = base + args.barriers_offset + warp * args.stages * 8;
-  if (lane == 0) {
+  if (kHasTma && lane == 0) {
     for (int s = 0; s < args.stages; ++s) InitBarrier(barriers + 8 * s, 1);
     FenceBarrierInit();
   }
@@ -298,11 +328,12 @@ __global__ void __launch_bounds__(kExpertThreads, 1)
   const int block = static_cast<int>(blockIdx.x);
   const int end = schedule.First(block + 1);
   int item = schedule.First(block);
-  ExpertStream stream{args, schedule, unit_lane, sharer, end, {}};
+  using TileOfProduct = Product<kKind, T, kUse, 1, kOctets>;
+  ExpertStream<TileOfProduct::kCodeBytes> stream{args, schedule, unit_lane, sharer, end, {}};
   stream.Begin(item);
 #pragma unroll 1
-  for (int s = 0; s < args.stages && stream.left_in_strip > 0; ++s) {
-    stream.Copy(ring + s * slot_bytes, barriers + 8 * s, lane == 0);
+  for (int s = 0; s < args.stages && (!kHasTma || stream.left_in_strip > 0); ++s) {
+    stream.Refill(ring + s * slot_bytes, barriers + 8 * s, lane == 0);
   }
   if (args.sorted_early) WaitForEarlierWork();
   TriggerDependentLaunch();
@@ -344,13 +375,12 @@ __global__ void __launch_bounds__(kExpertThreads, 1)
       for (int tile = sharer; tile < args.weights.tiles_of_strip; tile += 1 << args.share_log2) {
         const uint32_t address = ring + slot * slot_bytes;
         const uint32_t barrier = barriers + slot * 8;
-        Wait(barrier, parity);
+        AwaitTile(args.stages, barrier, parity);
         const auto release = [&] {
           __syncwarp();
-          if (stream.left_in_strip > 0) stream.Copy(address, barrier, lane == 0);
+          stream.Refill(address, barrier, lane == 0);
         };
-        Product<kKind, T, kUse, 1, kOctets>::Run(address, args.weights, rows, tile_lane, mode,
-                                                 table, acc, release);
+        TileOfProduct::Run(address, args.weights, rows, tile_lane, mode, table, acc, release);
         if (++slot == args.stages) {
           slot = 0;
           parity ^= 1;
@@ -358,7 +388,7 @@ __global__ void __launch_bounds__(kExpertThreads, 1)
 #pragma unroll
         for (int o = 0; o < kOctets; ++o) rows[o] += (kTileK * 2) << args.share_log2;
       }
-      finish.Run(run, side, strip, acc, Product<kKind, T, kUse, 1, kOctets>::Group::kUnit);
+      finish.Run(run, side, strip, acc, TileOfProduct::Group::kUnit);
     }
     item = run.end_item;
     // Before the rows are overwritten.

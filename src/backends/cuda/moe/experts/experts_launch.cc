@@ -8,6 +8,7 @@
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <variant>
 
 #include "backends/cuda/common/launch.h"
 #include "backends/cuda/gemm/exact/exact_layout.h"
@@ -46,6 +47,8 @@ struct Matrix {
   }
 };
 using Matrices = std::vector<Matrix>;
+
+using ManyRowsPlan = std::variant<ExpertWgmmaPlan, ExpertMmaPlan>;
 
 /// Whether one launch of a kernel on tiles can run both.
 bool SameTiles(const Matrix& a, const Matrix& b) {
@@ -103,11 +106,15 @@ class Planner {
   bool MaySortThemselves() const {
     return problem_.tokens * problem_.top_k <= kMostOwnSelections && experts() <= kMostOwnExperts;
   }
-  /// Rows of one kernel or the other have other sums.
-  bool MayUseWgmma() const { return problem_.determinism != Determinism::kBatchInvariant; }
-  std::optional<ExpertWgmmaPlan> WgmmaPlanOf(const Matrix& matrix, int sides, bool gated) const {
-    if (matrix.exact || !MayUseWgmma()) return std::nullopt;
-    return PlanExpertWgmma(TilesOf(matrix, sides), gated, context_.shape);
+  /// Rows of the GEMV kernel or of another have other sums.
+  bool MayHaveManyRows() const { return problem_.determinism != Determinism::kBatchInvariant; }
+  /// The plan of the kernel for many rows, WGMMA or MMA, if that takes the matrix.
+  std::optional<ManyRowsPlan> ManyRowsPlanOf(const Matrix& matrix, int sides, bool gated) const {
+    if (matrix.exact || !MayHaveManyRows()) return std::nullopt;
+    const ExpertTilesProblem tiles = TilesOf(matrix, sides);
+    if (auto plan = PlanExpertWgmma(tiles, gated, context_.shape)) return *std::move(plan);
+    if (auto plan = PlanExpertMma(tiles, gated, context_.shape)) return *std::move(plan);
+    return std::nullopt;
   }
 
   Status AddMatrix(const std::string& name, const ExpertOperand& operand, int64_t row,
@@ -117,7 +124,7 @@ class Planner {
   Status PlanPhase(const Matrices& matrices, ExpertPhase* phase) const;
   Status PlanLaunch(const Matrices& matrices, int sides, ExpertLaunch* launch) const;
   Status PlanTiles(const Matrices& matrices, int sides, ExpertLaunch* launch) const;
-  Status PlanWgmma(const Matrix& first, const ExpertWgmmaPlan& plan, ExpertLaunch* launch) const;
+  Status PlanManyRows(const Matrix& first, const ManyRowsPlan& plan, ExpertLaunch* launch) const;
   template <typename View>
   Status PlanExact(const Matrices& matrices, int sides, ExpertLaunch* launch) const;
   template <typename T>
@@ -134,10 +141,13 @@ class Planner {
   int64_t matrix_weights_ = 0;
 };
 
-/// Whether there are launches, all of the GEMV kernel.
-bool AllGemv(const ExpertPhase& phase) {
-  const auto is_gemv = [](const ExpertLaunch& l) { return l.kernel == ExpertKernel::kGemv; };
-  return !phase.launches.empty() && std::ranges::all_of(phase.launches, is_gemv);
+/// Whether there are launches, all of the GEMV kernel with threads to sort so many selections.
+bool AllCanSort(const ExpertPhase& phase, int64_t selections) {
+  const auto can = [&](const ExpertLaunch& launch) {
+    return launch.kernel == ExpertKernel::kGemv &&
+           selections * kThreadsOfSelection <= 32 * launch.gemv.arguments.warps;
+  };
+  return !phase.launches.empty() && std::ranges::all_of(phase.launches, can);
 }
 
 Result<ExpertPhases> Planner::Plan() {
@@ -166,7 +176,9 @@ Result<ExpertPhases> Planner::Plan() {
                                    phases.score_column, problem_.x_type, &up));
   MARLIN_RETURN_IF_ERROR(PlanPhase(up, &phases.up));
   MARLIN_RETURN_IF_ERROR(PlanPhase(down, &phases.down));
-  phases.sorts_itself = MaySortThemselves() && AllGemv(phases.up) && AllGemv(phases.down);
+  const int64_t selections = problem_.tokens * problem_.top_k;
+  phases.sorts_itself = MaySortThemselves() && AllCanSort(phases.up, selections) &&
+                        AllCanSort(phases.down, selections);
   return phases;
 }
 
@@ -192,18 +204,18 @@ Status Planner::AddMatrix(const std::string& name, const ExpertOperand& operand,
   return {};
 }
 
-/// Whether one WGMMA launch can run all gates and ups and activate them, and WGMMA launches all
-/// downs.
+/// Whether one launch of a kernel for many rows can run all gates and ups and activate them, and
+/// such launches all downs.
 bool Planner::CanFuse(const Matrices& up, const Matrices& down) const {
-  if (up.empty() || !WgmmaPlanOf(up.front(), 2, true)) return false;
+  if (up.empty() || !ManyRowsPlanOf(up.front(), 2, true)) return false;
   for (int64_t e = 0; e <= experts(); ++e) {
     const ExpertOperands& expert = ExpertAt(e);
     const bool stacked = expert.up.weights == nullptr;
     if (stacked && expert.inner() % kPairOutputs != 0) return false;
   }
   return std::ranges::all_of(up, [&](const Matrix& m) { return OneLaunch(up.front(), m); }) &&
-         std::ranges::all_of(down,
-                             [&](const Matrix& m) { return WgmmaPlanOf(m, 1, false).has_value(); });
+         std::ranges::all_of(
+             down, [&](const Matrix& m) { return ManyRowsPlanOf(m, 1, false).has_value(); });
 }
 
 Status Planner::PlanFused(const Matrices& up, ExpertLaunch* launch) const {
@@ -221,7 +233,7 @@ Status Planner::PlanFused(const Matrices& up, ExpertLaunch* launch) const {
   }
   MARLIN_RETURN_IF_ERROR(UploadMembers(up, sides, launch));
   MARLIN_RETURN_IF_ERROR(Upload(table, &launch->table));
-  return PlanWgmma(up.front(), *WgmmaPlanOf(up.front(), 2, true), launch);
+  return PlanManyRows(up.front(), *ManyRowsPlanOf(up.front(), 2, true), launch);
 }
 
 /// Groups matrices into launches, in the order of their first experts.
@@ -273,9 +285,9 @@ Status Planner::PlanTiles(const Matrices& matrices, int sides, ExpertLaunch* lau
     table[static_cast<size_t>(matrix.row)] = matrix.Describe();
   }
   MARLIN_RETURN_IF_ERROR(Upload(table, &launch->table));
-  if (const auto plan = WgmmaPlanOf(first, sides, false)) {
+  if (const auto plan = ManyRowsPlanOf(first, sides, false)) {
     MARLIN_RETURN_IF_ERROR(UploadMembers(matrices, sides, launch));
-    return PlanWgmma(first, *plan, launch);
+    return PlanManyRows(first, *plan, launch);
   }
   launch->gemv = *PlanExpertGemv(TilesOf(first, sides), context_.shape);
   const TileView& shared = launch->gemv.arguments.weights;
@@ -284,15 +296,24 @@ Status Planner::PlanTiles(const Matrices& matrices, int sides, ExpertLaunch* lau
   return Check(AllowAllShared(launch->function), "moe_expert_gemm");
 }
 
-Status Planner::PlanWgmma(const Matrix& first, const ExpertWgmmaPlan& plan,
-                          ExpertLaunch* launch) const {
-  launch->kernel = ExpertKernel::kWgmma;
-  launch->wgmma = plan;
+Status Planner::PlanManyRows(const Matrix& first, const ManyRowsPlan& plan,
+                             ExpertLaunch* launch) const {
   launch->k = first.desc.k;
   launch->bf16 = first.bf16();
-  const ParameterUse use = UseOf(plan.arguments.gemm.weights, first.kind());
-  launch->function = FunctionOf<ExpertWgmmaKernels>(first.tile_kind(), {first.bf16(), use});
-  return Check(AllowAllShared(launch->function), "moe_expert_gemm");
+  const ParameterUse use = UseOf(first.weights().Tiles(0), first.kind());
+  if (const auto* const wgmma = std::get_if<ExpertWgmmaPlan>(&plan)) {
+    launch->kernel = ExpertKernel::kWgmma;
+    launch->wgmma = *wgmma;
+    launch->function = FunctionOf<ExpertWgmmaKernels>(first.tile_kind(), {first.bf16(), use});
+  } else {
+    launch->kernel = ExpertKernel::kMma;
+    launch->mma = std::get<ExpertMmaPlan>(plan);
+    const int rows = launch->mma.arguments.tile_rows;
+    launch->function = FunctionOf<ExpertMmaKernels>(first.tile_kind(), {first.bf16(), use, rows});
+  }
+  MARLIN_RETURN_IF_ERROR(Check(AllowAllShared(launch->function), "moe_expert_gemm"));
+  if (launch->kernel == ExpertKernel::kWgmma) return {};
+  return Check(PreferShared(launch->function), "moe_expert_gemm");
 }
 
 template <typename View>

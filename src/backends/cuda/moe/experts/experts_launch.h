@@ -15,6 +15,7 @@ namespace marlin::cuda {
 enum class ExpertKernel : uint8_t {
   kGemv,   ///< Few rows; gathers rows and activates gates as it loads them.
   kWgmma,  ///< Many rows, which have been staged.
+  kMma,    ///< The same without WGMMA; rows of its type are read where they lie.
   kExact,  ///< Everything else, also staged.
 };
 
@@ -27,10 +28,11 @@ struct ExpertLaunch {
   const void* function = nullptr;
   ExpertGemvPlan gemv;
   ExpertWgmmaPlan wgmma;
+  ExpertMmaPlan mma;
   DeviceMemory table;
   DeviceMemory members;  ///< StageRowsArguments::members; empty for the GEMV kernel.
   int64_t k = 0;
-  bool bf16 = true;  ///< WGMMA: operands are bf16, not fp16.
+  bool bf16 = true;  ///< WGMMA and MMA: operands are bf16, not fp16.
   ExactWeights exact = ExactWeights::kTiles;
   int strips = 0;  ///< Exact: n-tiles of the widest matrix.
 };

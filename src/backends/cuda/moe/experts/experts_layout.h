@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "backends/cuda/gemm/mma/mma_layout.h"
 #include "backends/cuda/gemm/wgmma/wgmma_layout.h"
 #include "backends/cuda/layout/device_views.h"
 #include "backends/cuda/layout/tile_layout.h"
@@ -44,6 +45,7 @@ constexpr int64_t SortBytes(int64_t experts, int warps) {
 
 /// Few selections, which every CTA of the GEMV kernel sorts for itself (experts_own_sort.cuh).
 inline constexpr int kMostOwnSelections = 128;
+inline constexpr int kThreadsOfSelection = 4;  ///< That sort it.
 inline constexpr int kMostOwnExperts = 1024;
 struct OwnSortArguments {
   const int32_t* ids = nullptr;  ///< [tokens, top_k]. Null: the slots are in device memory.
@@ -63,14 +65,14 @@ constexpr int64_t OwnSortBytes(int64_t tokens) {
 /// Which matrices a GEMM runs: gates, ups and the shared expert's gate, or downs.
 inline constexpr int kMaxSides = 3;
 
-/// A matrix of an expert that the GEMV or the WGMMA kernel runs.
+/// A matrix of an expert that the GEMV, the WGMMA or the MMA kernel runs.
 struct TileExpert {
   const uint8_t* tiles = nullptr;  ///< Null: not in this launch.
   const float* bias = nullptr;     ///< [n] or null.
   float multiplier = 1;            ///< Scales every sum.
   int n = 0;
   int column = 0;  ///< Column of its first output in a row of the result.
-  int strip = 0;   ///< Its first n-tile, of those at `tiles`; not 0 in WGMMA's gated form only.
+  int strip = 0;   ///< Its first n-tile, of those at `tiles`; not 0 in gated forms only.
 };
 
 /// A matrix of an expert that the exact kernel runs.
@@ -92,7 +94,7 @@ struct ExpertRows {
   GateView gate;
 };
 
-inline constexpr int kExpertThreads = 512;  ///< Per CTA of the GEMV kernel.
+inline constexpr int kExpertThreads = 512;  ///< Per CTA of the GEMV kernel, at most.
 inline constexpr int kExpertWarps = kExpertThreads / 32;
 /// Shared memory for a schedule: the first item of every expert, or of each of its `sides`, and an
 /// end, then the sums of the scan.
@@ -126,6 +128,7 @@ struct ExpertGemvArguments {
   int table_offset = 0;  ///< kTable4: kPairTableBytes.
   int schedule_offset = 0;
   int own_sort_offset = 0;  ///< OwnSortBytes.
+  int warps = kExpertWarps;
 };
 
 /// Rows of an output tile of the WGMMA kernel, in five widths: 16, 32, 64, 128 and 192.
@@ -156,16 +159,52 @@ struct ExpertWgmmaArguments {
   void* out = nullptr;  ///< [slots, stride]; f32, gated: bf16.
   int64_t out_stride = 0;
   // Offsets in shared memory.
-  int schedule_offset = 0;  ///< WgmmaScheduleBytes.
+  int schedule_offset = 0;  ///< TileScheduleBytes.
   int exchange_offset = 0;  ///< Gated: kGatedExchangeBytes.
+
+  static MARLIN_HOST_DEVICE constexpr int Threads() { return kWgmmaThreads; }
+  static MARLIN_HOST_DEVICE constexpr int BlockOutputs() { return kBlockOutputs; }
 };
 /// Two buffers of 2 KB for each of four pairs of warps.
 inline constexpr int kGatedExchangeBytes = 4 * 2 * 2048;
-/// A schedule, then SlotsView::begin.
-constexpr int64_t WgmmaScheduleBytes(int64_t experts, int sides) {
+/// A schedule of the kernels for many rows, then SlotsView::begin.
+constexpr int64_t TileScheduleBytes(int64_t experts, int sides) {
   const int64_t bytes = ScheduleBytes(experts, sides) + (experts + 2) * int64_t{sizeof(int)};
   return (bytes + 15) / 16 * 16;
 }
+
+/// Rows of an output tile of the MMA kernel, at most: 32, 64 or 128. A tile that has no more than
+/// half of them, but for 32, has half of the columns.
+inline constexpr int kLeastMmaRows = 32;
+inline constexpr int kMostMmaRows = 128;
+
+/// The parameters of the MMA kernel, which runs the matrices of one kind, layout and k.
+struct ExpertMmaArguments {
+  TileView weights;                   ///< Common to all matrices except tiles, multiplier and n.
+  const TileExpert* table = nullptr;  ///< [experts + 1][sides]
+  int sides = 1;
+  /// Sides are a gate and an up; the result is the gated activation, bf16, of `gate`.
+  bool gated = false;
+  bool gathered = false;  ///< A slot's row is that of its token, not of the slot.
+  GateView gate;
+  int tile_rows = kMostMmaRows;
+  int warps = kMostMmaWarps;
+  int stages = 2;
+  int stages_of_few = 2;  ///< Of tiles with half of the columns.
+  SlotsView slots;
+  const void* rows = nullptr;  ///< The kernel's 16-bit type, rows at multiples of 16 bytes.
+  int64_t row_stride = 0;
+  void* out = nullptr;  ///< [slots, stride]; f32, gated: bf16.
+  int64_t out_stride = 0;
+  // Offsets in shared memory; the pipeline comes first.
+  int schedule_offset = 0;  ///< TileScheduleBytes.
+  int tile_offset = 0;      ///< kMmaExpertTileBytes.
+
+  MARLIN_HOST_DEVICE int Threads() const { return warps * 32; }
+  MARLIN_HOST_DEVICE int BlockOutputs() const { return warps * kStripOutputs; }
+};
+/// An output tile and the list of its rows.
+inline constexpr int kMmaExpertTileBytes = 32 + kMostMmaRows * 4;
 
 /// The parameters of the exact kernel.
 template <typename View>
@@ -224,6 +263,17 @@ struct ExpertWgmmaKernels {
   struct Variant {
     bool bf16;
     ParameterUse use;
+  };
+  template <typename Tiles>
+  static const void* Function(const Variant& variant);
+};
+
+/// The MMA kernel's parameter is an ExpertMmaArguments.
+struct ExpertMmaKernels {
+  struct Variant {
+    bool bf16;
+    ParameterUse use;
+    int rows;  ///< ExpertMmaArguments::tile_rows.
   };
   template <typename Tiles>
   static const void* Function(const Variant& variant);

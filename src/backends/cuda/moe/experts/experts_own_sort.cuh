@@ -33,8 +33,8 @@ MARLIN_DEVICE void RecordBadSelection(const ErrorView& errors, const int32_t* id
   *errors.any = 1;
 }
 
-/// Sorts the selections of `sort`, four threads each. Called by all threads of a CTA of at least
-/// 4 x kMostOwnSelections; `memory`: OwnSortBytes of shared memory.
+/// Sorts the selections of `sort`, kThreadsOfSelection each. Called by all threads of a CTA, which
+/// has at least as many; `memory`: OwnSortBytes of shared memory.
 class OwnSort {
  public:
   MARLIN_DEVICE OwnSort(const OwnSortArguments& sort, const SlotsView& slots, int* memory)
@@ -86,7 +86,6 @@ class OwnSort {
 
  private:
   static constexpr int kNone = 0x7fffffff;  ///< Not on this device, or no expert at all.
-  static constexpr int kThreadsOfSelection = 4;
   static_assert(kThreadsOfSelection * kMostOwnSelections <= kExpertThreads);
 
   struct Place {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "backends/cuda/gemm/gemv/gemv_layout.h"
+#include "backends/cuda/gemm/mma/mma_plan.h"
 #include "backends/cuda/gemm/wgmma/wgmma_plan.h"
 
 namespace marlin::cuda {
@@ -10,12 +11,12 @@ namespace {
 
 constexpr int kMaxExpertStages = 2;
 
-/// log2 of the warps that split k: the most that have three tiles each, because a unit's end takes
-/// as long as a tile, and of which at most a third idles on the last tiles.
-int ShareLog2For(int tiles) {
+/// log2 of the warps, of `warps`, that split k: the most that have three tiles each, because a
+/// unit's end takes as long as a tile, and of which at most a third idles on the last tiles.
+int ShareLog2For(int tiles, int warps) {
   constexpr int kLeastTiles = 3;
   int best = 0;
-  for (int log2 = 1; 1 << log2 <= kExpertWarps && tiles >> log2 >= kLeastTiles; ++log2) {
+  for (int log2 = 1; 1 << log2 <= warps && tiles >> log2 >= kLeastTiles; ++log2) {
     const int rounds = Ceil(tiles, 1 << log2);
     if (3 * rounds * (1 << log2) <= 4 * tiles) best = log2;
   }
@@ -51,24 +52,24 @@ int TileRowsFor(const ExpertTilesProblem& problem) {
   return RowsOfWidth(width);
 }
 
-}  // namespace
-
-std::optional<ExpertGemvPlan> PlanExpertGemv(const ExpertTilesProblem& problem,
-                                             const DeviceShape& device) {
+/// The plan with so many warps per CTA.
+std::optional<ExpertGemvPlan> PlanGemvOf(const ExpertTilesProblem& problem,
+                                         const DeviceShape& device, int warps) {
   ExpertGemvPlan plan;
   ExpertGemvArguments& args = plan.arguments;
   args.weights = problem.weights;
   args.sides = problem.sides;
-  args.share_log2 = ShareLog2For(problem.weights.tiles_of_strip);
+  args.warps = warps;
+  args.share_log2 = ShareLog2For(problem.weights.tiles_of_strip, warps);
   // 16 bytes of padding, so that the rows of a matrix are in different banks.
   const int64_t row_bytes = int64_t{problem.weights.tiles_of_strip} * kTileK * 2 + 16;
   if (row_bytes > device.shared_bytes) return std::nullopt;
   args.row_bytes = static_cast<int>(row_bytes);
   for (args.stages = kMaxExpertStages; args.stages > 0; --args.stages) {
     SharedLayout layout;
-    layout.Add(int64_t{kExpertWarps} * args.stages * problem.weights.tile_bytes);
-    args.barriers_offset = layout.Add(kExpertWarps * args.stages * kBarrierBytes);
-    args.sums_offset = layout.Add(int64_t{2} * kExpertWarps * kSumFloats * 4);
+    layout.Add(int64_t{warps} * args.stages * problem.weights.tile_bytes);
+    args.barriers_offset = layout.Add(int64_t{warps} * args.stages * kBarrierBytes);
+    args.sums_offset = layout.Add(int64_t{2} * warps * kSumFloats * 4);
     args.table_offset = layout.Add(problem.kind == CodeKind::kTable4 ? kPairTableBytes : 0);
     args.schedule_offset = layout.Add(ScheduleBytes(problem.experts, 1));
     args.own_sort_offset = layout.Add(problem.own_sort_bytes);
@@ -87,12 +88,43 @@ std::optional<ExpertGemvPlan> PlanExpertGemv(const ExpertTilesProblem& problem,
   return std::nullopt;
 }
 
+/// Warps per CTA of the GEMV kernel: the most whose rings leave room for eight rows, or else for
+/// the most rows, each of which reads the weights; 0: for not even one row. It is the same for any
+/// number of rows, because sums depend on it. On Hopper it is kExpertWarps, for which the kernel is
+/// compiled there.
+int GemvWarpsFor(const ExpertTilesProblem& problem, const DeviceShape& device) {
+  constexpr int kLeastWarps = 4;
+  if (device.has_wgmma) return kExpertWarps;
+  ExpertTilesProblem any = problem;
+  any.rows_per_expert = 1;
+  any.own_sort_bytes = OwnSortBytes(kMostOwnSelections);
+  int best = 0;
+  int most = 0;
+  for (int warps = kExpertWarps; warps >= kLeastWarps; warps /= 2) {
+    const auto plan = PlanGemvOf(any, device, warps);
+    if (!plan || plan->arguments.tile_rows <= most) continue;
+    most = plan->arguments.tile_rows;
+    best = warps;
+  }
+  return best;
+}
+
+}  // namespace
+
+std::optional<ExpertGemvPlan> PlanExpertGemv(const ExpertTilesProblem& problem,
+                                             const DeviceShape& device) {
+  const int warps = GemvWarpsFor(problem, device);
+  if (warps == 0) return std::nullopt;
+  return PlanGemvOf(problem, device, warps);
+}
+
 std::optional<ExpertWgmmaPlan> PlanExpertWgmma(const ExpertTilesProblem& problem, bool gated,
                                                const DeviceShape& device) {
-  if (problem.rows_per_expert < LeastRowsOfWgmma(problem) || problem.weights.tiles_of_strip == 0) {
+  if (!device.has_wgmma || problem.rows_per_expert < LeastRowsOfWgmma(problem) ||
+      problem.weights.tiles_of_strip == 0) {
     return std::nullopt;
   }
-  const int64_t schedule = WgmmaScheduleBytes(problem.experts, problem.sides);
+  const int64_t schedule = TileScheduleBytes(problem.experts, problem.sides);
   // With 16 bytes for the alignment of what follows the pipeline.
   const int64_t own = schedule + (gated ? kGatedExchangeBytes : 0) + 16;
   if (own >= device.shared_bytes) return std::nullopt;
@@ -116,6 +148,96 @@ std::optional<ExpertWgmmaPlan> PlanExpertWgmma(const ExpertTilesProblem& problem
   plan.arguments.schedule_offset =
       plan.arguments.exchange_offset + (gated ? kGatedExchangeBytes : 0);
   plan.shared_bytes = plan.arguments.schedule_offset + static_cast<int>(schedule);
+  return plan;
+}
+
+namespace {
+
+/// Rows per expert from which on the MMA kernel takes over: the numbers of Hopper, or where the GEMV
+/// kernel would read weights more than once.
+int64_t LeastRowsOfMma(const ExpertTilesProblem& problem, const DeviceShape& device) {
+  const auto gemv = PlanExpertGemv(problem, device);
+  const int64_t most = gemv ? gemv->arguments.tile_rows : 0;
+  return std::min(LeastRowsOfWgmma(problem), most + 1);
+}
+
+/// A tiling of the MMA kernel.
+struct MmaTiling {
+  int tile_rows = 0;  ///< 0: none fits.
+  MmaFit fit;
+  double cycles = 0;  ///< The estimate, for comparisons.
+};
+
+/// As FitMma, of CTAs that keep `own` bytes beside the pipeline.
+MmaFit FitMmaBeside(int64_t own, int tile_bytes, int tile_rows, int warps,
+                    const DeviceShape& device) {
+  constexpr int kMostResident = 4;
+  constexpr int kEnough = 3;  ///< Stages that are worth more than another CTA.
+  for (int resident = kMostResident; resident > 0; --resident) {
+    DeviceShape rest = device;
+    rest.shared_bytes -= static_cast<int>(std::min<int64_t>(resident * own, device.shared_bytes));
+    const MmaFit fit = FitMma(rest, tile_bytes, tile_rows, warps, resident);
+    if (fit.stages >= kEnough || (resident == 1 && fit.stages > 0)) return fit;
+  }
+  return {};
+}
+
+/// Every multiprocessor takes as many output tiles as the one with the most.
+double CyclesOfTiles(const ExpertTilesProblem& problem, const DeviceShape& device, int sides,
+                     const MmaTiling& tiling) {
+  TileProblem tiles;
+  tiles.tile_bytes = problem.weights.tile_bytes;
+  const int64_t outputs = sides * (problem.matrix_weights / std::max(problem.weights.k, 1));
+  const int64_t items = problem.experts * Ceil(problem.rows_per_expert, tiling.tile_rows) *
+                        Ceil(outputs, int64_t{tiling.fit.warps} * kStripOutputs);
+  return Ceil(items, device.multiprocessors) *
+         MmaStepCycles(tiles, device, tiling.fit, tiling.tile_rows);
+}
+
+MmaTiling TilingOf(const ExpertTilesProblem& problem, int sides, int64_t own,
+                   const DeviceShape& device) {
+  MmaTiling best;
+  for (int rows = kLeastMmaRows; rows <= kMostMmaRows; rows *= 2) {
+    // Most experts, whose numbers of rows differ, have one tile.
+    if (rows > kLeastMmaRows && rows / 2 >= 2 * problem.rows_per_expert) break;
+    for (const int warps : {4, kMostMmaWarps}) {
+      MmaTiling tiling = {rows, FitMmaBeside(own, problem.weights.tile_bytes, rows, warps, device)};
+      if (tiling.fit.stages == 0) continue;
+      tiling.cycles = CyclesOfTiles(problem, device, sides, tiling);
+      if (best.tile_rows == 0 || tiling.cycles < best.cycles) best = tiling;
+    }
+  }
+  return best;
+}
+
+}  // namespace
+
+std::optional<ExpertMmaPlan> PlanExpertMma(const ExpertTilesProblem& problem, bool gated,
+                                           const DeviceShape& device) {
+  if (device.has_wgmma || problem.weights.tiles_of_strip == 0 ||
+      problem.rows_per_expert < LeastRowsOfMma(problem, device)) {
+    return std::nullopt;
+  }
+  const auto schedule = RoundUp(TileScheduleBytes(problem.experts, problem.sides), int64_t{16});
+  const auto own = RoundUp(schedule + kMmaExpertTileBytes, int64_t{128});
+  const MmaTiling tiling = TilingOf(problem, gated ? 2 : 1, own, device);
+  if (tiling.tile_rows == 0) return std::nullopt;
+  ExpertMmaPlan plan;
+  ExpertMmaArguments& args = plan.arguments;
+  const MmaStages stages = {tiling.fit.stages, tiling.fit.warps, problem.weights.tile_bytes};
+  const int pipeline = std::max(stages.Bytes(tiling.tile_rows), MmaExchangeBytes(stages.warps));
+  const int few_bytes = MmaStages{1, stages.warps, stages.tile_bytes}.Bytes(tiling.tile_rows / 2);
+  args.weights = problem.weights;
+  args.sides = problem.sides;
+  args.gated = gated;
+  args.tile_rows = tiling.tile_rows;
+  args.warps = tiling.fit.warps;
+  args.stages = tiling.fit.stages;
+  args.stages_of_few = std::min(pipeline / few_bytes, kMostMmaStages);
+  args.schedule_offset = static_cast<int>(RoundUp(pipeline, int64_t{16}));
+  args.tile_offset = args.schedule_offset + static_cast<int>(schedule);
+  plan.resident = tiling.fit.resident;
+  plan.shared_bytes = args.tile_offset + kMmaExpertTileBytes;
   return plan;
 }
 

@@ -1,5 +1,5 @@
-// Plans the GEMV and WGMMA launches of a layer's experts: a pure function of the problem and the
-// device.
+// Plans the GEMV, WGMMA and MMA launches of a layer's experts: a pure function of the problem and
+// the device.
 #pragma once
 
 #include <cstdint>
@@ -32,15 +32,25 @@ struct ExpertWgmmaPlan {
   int shared_bytes = 0;
 };
 
+struct ExpertMmaPlan {
+  ExpertMmaArguments arguments;  ///< Without table, slots, activation, rows and out.
+  int resident = 1;              ///< CTAs of a multiprocessor.
+  int shared_bytes = 0;
+};
+
 /// The tiling depends on the number of rows only in how many a tile has, which changes no sums.
 /// Null: not even one row fits in shared memory.
 std::optional<ExpertGemvPlan> PlanExpertGemv(const ExpertTilesProblem& problem,
                                              const DeviceShape& device);
 
-/// Null: too few rows for the kernel to pay, no k, or its schedule does not fit in shared memory.
-/// `gated`: sides are a gate and an up.
+/// Null: no WGMMA, too few rows for the kernel to pay, no k, or its schedule does not fit in shared
+/// memory. `gated`: sides are a gate and an up.
 std::optional<ExpertWgmmaPlan> PlanExpertWgmma(const ExpertTilesProblem& problem, bool gated,
                                                const DeviceShape& device);
+
+/// The same for devices without WGMMA; null on others.
+std::optional<ExpertMmaPlan> PlanExpertMma(const ExpertTilesProblem& problem, bool gated,
+                                           const DeviceShape& device);
 
 /// CTAs of the sort.
 int SortPartsFor(int64_t selections);

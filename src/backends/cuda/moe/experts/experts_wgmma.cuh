@@ -28,93 +28,10 @@ struct ExpertMaps {
   CUtensorMap of_width[kExpertWidths];
 };
 
-struct ExpertTile {
-  const TileExpert* matrix = nullptr;  ///< Gated: the gate, followed by the up.
-  int block = 0;                       ///< Block of 128 outputs, or of 64 gates and their ups.
-  int first_slot = 0;
-  int rows = 0;
-
-  MARLIN_DEVICE int Width() const { return WidthOf(rows); }
-};
-
 /// A value that is the same for all lanes, in a form that the compiler knows to be uniform.
 MARLIN_DEVICE int Uniform(int value) {
   return static_cast<int>(__reduce_or_sync(~0u, static_cast<unsigned>(value)));
 }
-
-/// The persistent tile scheduler. Adjacent CTAs take the tiles of an expert that share weights.
-class ExpertTiles {
- public:
-  /// `schedule`: WgmmaScheduleBytes of shared memory, counted.
-  MARLIN_DEVICE ExpertTiles(const ExpertWgmmaArguments& args, const int* schedule)
-      : args_(args), first_(schedule), item_(static_cast<int>(blockIdx.x)) {}
-
-  /// Counts tiles. Called by all threads.
-  static MARLIN_DEVICE void Count(const ExpertWgmmaArguments& args, int* schedule) {
-    int* const begin = schedule + BeginAt(args);
-    for (int i = static_cast<int>(threadIdx.x); i < args.slots.experts + 2; i += kWgmmaThreads) {
-      begin[i] = args.slots.begin[i];
-    }
-    __syncthreads();
-    const auto tiles_of = [&](int entry) {
-      const TileExpert& matrix = MatrixOf(args, entry);
-      if (matrix.tiles == nullptr) return 0;
-      const int expert = ExpertOf(args, entry);
-      return RowTiles(args, begin[expert + 1] - begin[expert]) * Blocks(args, matrix.n);
-    };
-    CountItems<kWgmmaThreads>(Entries(args), tiles_of, schedule);
-    __syncthreads();
-  }
-
-  MARLIN_DEVICE int total() const { return first_[Entries(args_)]; }
-  MARLIN_DEVICE int item() const { return item_; }
-  MARLIN_DEVICE void Next() { item_ += static_cast<int>(gridDim.x); }
-
-  /// The tile of item(), which is less than total().
-  MARLIN_DEVICE ExpertTile Get() {
-    while (first_[entry_ + 1] <= item_) ++entry_;
-    ExpertTile tile;
-    tile.matrix = &MatrixOf(args_, entry_);
-    const int expert = ExpertOf(args_, entry_);
-    const int* const begin = first_ + BeginAt(args_) + expert;
-    const int rows = begin[1] - begin[0];
-    const int local = item_ - first_[entry_];
-    const int row_tiles = RowTiles(args_, rows);
-    tile.block = local / row_tiles;
-    const int first_row = (local - tile.block * row_tiles) * args_.tile_rows;
-    tile.first_slot = begin[0] + first_row;
-    tile.rows = min(rows - first_row, args_.tile_rows);
-    return tile;
-  }
-
- private:
-  /// An entry is a matrix, or a gate and its up.
-  static MARLIN_DEVICE int Entries(const ExpertWgmmaArguments& args) {
-    return (args.slots.experts + 1) * (args.gated ? 1 : args.sides);
-  }
-  /// Where the copy of SlotsView::begin is in the schedule.
-  static MARLIN_DEVICE int BeginAt(const ExpertWgmmaArguments& args) {
-    return Entries(args) + 1 + kExpertWarps;
-  }
-  static MARLIN_DEVICE const TileExpert& MatrixOf(const ExpertWgmmaArguments& args, int entry) {
-    return args.table[args.gated ? entry * args.sides : entry];
-  }
-  static MARLIN_DEVICE int ExpertOf(const ExpertWgmmaArguments& args, int entry) {
-    return args.gated ? entry : entry / args.sides;
-  }
-  static MARLIN_DEVICE int RowTiles(const ExpertWgmmaArguments& args, int rows) {
-    return (rows + args.tile_rows - 1) / args.tile_rows;
-  }
-  static MARLIN_DEVICE int Blocks(const ExpertWgmmaArguments& args, int n) {
-    const int outputs = args.gated ? kBlockOutputs / 2 : kBlockOutputs;
-    return (n + outputs - 1) / outputs;
-  }
-
-  const ExpertWgmmaArguments& args_;
-  const int* first_;
-  int item_;
-  int entry_ = 0;
-};
 
 /// Where the weights of a tile begin, of a gate or an up, or of all outputs.
 MARLIN_DEVICE const uint8_t* WeightsOf(const ExpertWgmmaArguments& args, const ExpertTile& tile,
@@ -130,13 +47,13 @@ MARLIN_DEVICE void ProduceExpertWeights(const ExpertWgmmaArguments& args, const 
   const int bytes = kStripsOfBlock * args.gemm.weights.tile_bytes;
   const int copy = args.gated ? bytes / 2 : bytes;
   SlotCursor cursor;
-  ExpertTiles tiles(args, schedule);
+  ExpertTiles<ExpertWgmmaArguments> tiles(args, schedule);
   const int total = tiles.total();
   for (; tiles.item() < total; tiles.Next()) {
     const ExpertTile tile = tiles.Get();
     const uint8_t* from = WeightsOf(args, tile, 0);
     const uint8_t* from_up = args.gated ? WeightsOf(args, tile, 1) : nullptr;
-    const int slot_bytes = StepActivationBytes(RowsOfWidth(tile.Width())) + bytes;
+    const int slot_bytes = StepActivationBytes(RowsOfWidth(WidthOf(tile.rows))) + bytes;
 #pragma unroll 1
     for (int step = 0; step < args.gemm.tiles; ++step) {
       const uint32_t full = shared.full + 8 * cursor.slot;
@@ -159,11 +76,11 @@ MARLIN_DEVICE void ProduceExpertRows(const ExpertWgmmaArguments& args, const Exp
                                      const WgmmaShared& shared, const int* schedule) {
   const int half_bytes = StepActivationBytes(args.tile_rows) / 2;
   SlotCursor cursor;
-  ExpertTiles tiles(args, schedule);
+  ExpertTiles<ExpertWgmmaArguments> tiles(args, schedule);
   const int total = tiles.total();
   for (; tiles.item() < total; tiles.Next()) {
     const ExpertTile tile = tiles.Get();
-    const CUtensorMap* const map = &maps.of_width[tile.Width()];
+    const CUtensorMap* const map = &maps.of_width[WidthOf(tile.rows)];
     int k = 0;
 #pragma unroll 1
     for (int step = 0; step < args.gemm.tiles; ++step, k += kTileK) {
@@ -362,11 +279,11 @@ struct ExpertConsumer {
   MARLIN_DEVICE void Run(const WgmmaShared& shared, const int* schedule) const {
     Cursor cursor(args.gemm, shared, place, {StepActivationBytes(args.tile_rows) / 2});
     int turn = 0;
-    ExpertTiles tiles(args, schedule);
+    ExpertTiles<ExpertWgmmaArguments> tiles(args, schedule);
     // Read anew for every tile: a register less in the products.
     for (; tiles.item() < Uniform(tiles.total()); tiles.Next()) {
       const ExpertTile tile = tiles.Get();
-      switch (Uniform(tile.Width())) {
+      switch (Uniform(WidthOf(tile.rows))) {
         case 0:
           RunTile<RowsOfWidth(0)>(tile, cursor, &turn);
           break;
@@ -397,7 +314,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
   const WgmmaShared shared = BeginSlots(args.gemm, memory);
   int* const schedule = reinterpret_cast<int*>(memory + args.schedule_offset);
   WaitForEarlierWork();
-  ExpertTiles::Count(args, schedule);
+  ExpertTiles<ExpertWgmmaArguments>::Count(args, schedule);
   if (threadIdx.x < 128) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (threadIdx.x == 0) ProduceExpertWeights(args, shared, schedule);

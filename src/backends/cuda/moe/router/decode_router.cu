@@ -1,4 +1,5 @@
-// The router for up to 64 tokens in one launch: product, selection and weights.
+// The router for up to 64 tokens in one launch: product, selection and weights. For code that has
+// clusters.
 //
 //   A cluster has eight tokens, its CTAs a part of k each. A CTA copies the weights of its part
 //   before the previous kernel ends, splits its rows, multiplies, and sends each token's sums to
@@ -197,15 +198,17 @@ class DecodeBlock {
 template <int kBlocks>
 __global__ void __launch_bounds__(kRouteThreads)
     DecodeRouterKernel(const __grid_constant__ RouteRowsArguments args) {
-  extern __shared__ __align__(128) uint8_t memory[];
-  const DecodeBlock<kBlocks> block(args, memory);
-  block.Begin();
-  EnterChain();
-  CheckBias(args.router);
-  block.SplitRows();
-  block.Multiply();
-  block.Send();
-  block.Route();
+  if constexpr (kHasTma) {
+    extern __shared__ __align__(128) uint8_t memory[];
+    const DecodeBlock<kBlocks> block(args, memory);
+    block.Begin();
+    EnterChain();
+    CheckBias(args.router);
+    block.SplitRows();
+    block.Multiply();
+    block.Send();
+    block.Route();
+  }
 }
 
 using Kernel = void (*)(RouteRowsArguments);

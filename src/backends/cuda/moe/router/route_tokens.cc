@@ -46,12 +46,12 @@ RouterArguments SelectionOf(const RouterOptions& options, int64_t experts,
 }
 
 /// The plan of a router's matrix, if it has bf16 tiles and a shape that is supported.
-std::optional<RouterPlan> PlanOf(const PreparedTiles& matrix, int shared_bytes) {
+std::optional<RouterPlan> PlanOf(const PreparedTiles& matrix, const DeviceShape& device) {
   const WeightsSpec& spec = matrix.spec;
   const bool tiles = matrix.traits.tiled && matrix.kind() == CodeKind::kDense16 &&
                      spec.format == Format::kBf16 && spec.experts == 1 && !TransformsInput(spec);
   if (!tiles || spec.k > kMostIndex || spec.n > kMostTeamExperts) return std::nullopt;
-  return PlanRouter({static_cast<int>(spec.k), static_cast<int>(spec.n)}, shared_bytes);
+  return PlanRouter({static_cast<int>(spec.k), static_cast<int>(spec.n)}, device);
 }
 
 }  // namespace
@@ -64,14 +64,14 @@ cudaError_t Load<RouteTokensCall>() {
 
 Status Run(const RouteTokensCall& call, const CallContext& context) {
   const int64_t experts = call.logits.dim(1);
-  if (experts > kMostRouterExperts) {
-    return Status(Code::kUnsupported, fmt::format("router: {} experts; supported: up to {}",
-                                                  experts, kMostRouterExperts));
+  if (const int64_t most = MostRouterExperts(context.shape); experts > most) {
+    return Status(Code::kUnsupported,
+                  fmt::format("router: {} experts; supported: up to {}", experts, most));
   }
   RouterArguments args = SelectionOf(call.options, experts, call.ids, call.weights, context.errors);
   args.logits = call.logits.As<float>();
   args.logits_stride = call.logits.stride(0);
-  return context.Check(LaunchRouter(args, context.stream), "moe_router_topk");
+  return context.Check(LaunchRouter(args, context.shape, context.stream), "moe_router_topk");
 }
 
 bool RoutesRows(const RouteRowsCall& call, const DeviceShape& shape) {
@@ -80,13 +80,12 @@ bool RoutesRows(const RouteRowsCall& call, const DeviceShape& shape) {
                     x.stride(0) % 4 == 0 && reinterpret_cast<uintptr_t>(x.data()) % 16 == 0 &&
                     x.dim(0) <= kMostIndex;
   const bool bias = call.bias.empty() || call.bias.dtype() == DType::kF32;
-  return rows && bias &&
-         PlanOf(static_cast<const PreparedTiles&>(call.matrix), shape.shared_bytes).has_value();
+  return rows && bias && PlanOf(static_cast<const PreparedTiles&>(call.matrix), shape).has_value();
 }
 
 Status Run(const RouteRowsCall& call, const CallContext& context) {
   const auto& matrix = static_cast<const PreparedTiles&>(call.matrix);
-  const std::optional<RouterPlan> plan = PlanOf(matrix, context.shape.shared_bytes);
+  const std::optional<RouterPlan> plan = PlanOf(matrix, context.shape);
   if (!plan.has_value()) return Status(Code::kInternal, "router: a call that has no plan");
   RouteRowsArguments args;
   args.plan = *plan;
@@ -99,7 +98,7 @@ Status Run(const RouteRowsCall& call, const CallContext& context) {
   args.hidden = static_cast<int>(matrix.spec.k);
   args.bias = call.bias.As<float>();
   args.weights = matrix.Tiles(0);
-  return context.Check(LaunchRouteRows(args, context.stream), "moe_router");
+  return context.Check(LaunchRouteRows(args, context.shape, context.stream), "moe_router");
 }
 
 }  // namespace marlin::cuda

@@ -11,10 +11,6 @@ namespace {
 
 constexpr int kMostWarps = 4;  ///< Warps of a CTA that have a token each.
 constexpr int kTeamWarps = 8;
-constexpr int kSharedBytes = DeviceShape().shared_bytes;
-
-constexpr int64_t BytesOfToken(int64_t experts) { return 2 * experts * int64_t{sizeof(double)}; }
-static_assert(BytesOfToken(kMostRouterExperts) <= kSharedBytes);
 
 /// A warp has a token.
 __global__ void __launch_bounds__(kMostWarps * 32)
@@ -50,15 +46,16 @@ cudaError_t LoadRouter() {
   return cudaSuccess;
 }
 
-cudaError_t LaunchRouter(const RouterArguments& args, cudaStream_t stream) {
-  const int64_t bytes = BytesOfToken(args.experts);
-  if (args.tokens <= DeviceShape().multiprocessors && args.experts <= kMostTeamExperts) {
+cudaError_t LaunchRouter(const RouterArguments& args, const DeviceShape& device,
+                         cudaStream_t stream) {
+  const int64_t bytes = args.experts * kScoreBytes;
+  if (args.tokens <= device.multiprocessors && args.experts <= kMostTeamExperts) {
     constexpr int kExchange = kTeamWarps * int{sizeof(double)};
     return LaunchInChain(&TeamRouterKernel, dim3(static_cast<unsigned>(args.tokens)),
                          kTeamWarps * 32, static_cast<int>(bytes) + kExchange, stream, args);
   }
-  const auto warps = static_cast<int>(bytes * kMostWarps <= kSharedBytes ? int64_t{kMostWarps}
-                                                                         : kSharedBytes / bytes);
+  const int64_t fitting = device.shared_bytes / bytes;
+  const auto warps = static_cast<int>(fitting < kMostWarps ? fitting : kMostWarps);
   const int blocks = (args.tokens + warps - 1) / warps;
   return LaunchInChain(&RouterKernel, dim3(static_cast<unsigned>(blocks)), warps * 32,
                        static_cast<int>(bytes) * warps, stream, args);

@@ -1,7 +1,7 @@
 // The router's logits for more than 64 tokens, in memory for the router kernel.
 //
-//   A CTA has 128 experts x 16 or 32 tokens and all of k. One thread copies the weights of a k-tile
-//   by TMA bulk copies into a ring of stages; all threads load the rows of the next k-tile while
+//   A CTA has 128 experts x 16 or 32 tokens and all of k. The weights of a k-tile are copied into a
+//   ring of stages; all threads load the rows of the next k-tile while
 //   this one's terms, in one of two buffers, are multiplied. A warp has 32 experts and half of the
 //   tokens. The arithmetic: split_rows.cuh.
 #include "backends/cuda/common/chain.cuh"
@@ -11,18 +11,8 @@
 namespace marlin::cuda {
 namespace {
 
-constexpr int kStages = 4;
 constexpr int kStageBytes = kStripsOfBlock * kDenseTileBytes;
 static_assert(kRouteThreads / 32 == 2 * kStripsOfBlock);
-
-/// n8 tiles of a CTA: the wider CTAs, of longer prompts, read the weights half as often.
-constexpr int kFewN8Tiles = 2;
-constexpr int kMostN8Tiles = 4;
-
-constexpr int SharedBytes(int n8_tiles) {
-  return kStages * kStageBytes + 2 * n8_tiles * kFragmentBytes + kStages * kBarrierBytes;
-}
-static_assert(SharedBytes(kMostN8Tiles) <= DeviceShape().shared_bytes);
 
 /// The sums of a warp's 16 experts x eight tokens: of the part of k, and of the parts before it.
 struct PartSums {
@@ -39,8 +29,10 @@ struct PartSums {
 };
 
 /// A CTA.
-template <int kN8Tiles>
+template <int kN8Tiles, int kStages>
 class GemmBlock {
+  using Copies = BlockCopies<kRouteThreads>;
+
  public:
   static constexpr int kOwnN8Tiles = kN8Tiles / 2;
 
@@ -56,9 +48,12 @@ class GemmBlock {
 
   /// Everything that does not depend on earlier kernels.
   MARLIN_DEVICE void Begin() const {
-    if (threadIdx.x != 0) return;
-    for (int i = 0; i < kStages; ++i) InitBarrier(Full(i), 1);
-    FenceBarrierInit();
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < kStages; ++i) InitBarrier(Full(i), Copies::kArrivals);
+      FenceBarrierInit();
+    }
+    if constexpr (Copies::kArrivals > 1) __syncthreads();
+    if (!Copies::Calls()) return;
     for (int i = 0; i < min(args_.plan.k_tiles, kStages); ++i) CopyWeights(i);
   }
 
@@ -74,7 +69,7 @@ class GemmBlock {
       // After it, no warp reads the stage and the terms of the tile before.
       __syncthreads();
       const int next = tile - 1 + kStages;
-      if (threadIdx.x == 0 && tile > 0 && next < args_.plan.k_tiles) CopyWeights(next);
+      if (Copies::Calls() && tile > 0 && next < args_.plan.k_tiles) CopyWeights(next);
       Wait(Full(tile % kStages), (tile / kStages) & 1);
       if (strip_ < strips_) MultiplyTile(tile, sums);
       if (--left > 0) continue;
@@ -120,14 +115,14 @@ class GemmBlock {
     }
   }
 
-  /// Called by one thread.
+  /// Called by the threads that copy.
   MARLIN_DEVICE void CopyWeights(int tile) const {
     const int stage = tile % kStages;
     const int bytes = strips_ * kDenseTileBytes;
-    ArriveExpecting(Full(stage), bytes);
-    CopyBulk(SharedAddress(memory_ + stage * kStageBytes),
-             args_.weights.tiles + TileOffset(args_.weights, first_strip_, tile), bytes,
-             Full(stage));
+    const Copies copies(Full(stage), bytes);
+    copies.Copy(SharedAddress(memory_ + stage * kStageBytes),
+                args_.weights.tiles + TileOffset(args_.weights, first_strip_, tile), bytes);
+    copies.End();
   }
 
   MARLIN_DEVICE void MultiplyTile(int tile, PartSums (&sums)[2][kOwnN8Tiles]) const {
@@ -172,54 +167,56 @@ class GemmBlock {
   int strips_;
 };
 
-template <int kN8Tiles>
+template <int kN8Tiles, int kStages>
 __global__ void __launch_bounds__(kRouteThreads)
     RouterGemmKernel(const __grid_constant__ RouteRowsArguments args) {
   extern __shared__ __align__(128) uint8_t memory[];
-  const GemmBlock<kN8Tiles> block(args, memory);
+  using Block = GemmBlock<kN8Tiles, kStages>;
+  const Block block(args, memory);
   block.Begin();
   EnterChain();
-  PartSums sums[2][GemmBlock<kN8Tiles>::kOwnN8Tiles];
+  PartSums sums[2][Block::kOwnN8Tiles];
   block.Multiply(sums);
   block.Store(sums);
 }
 
+using Plan = RouterGemmPlan;
+constexpr auto kNarrow = &RouterGemmKernel<Plan::kFewN8Tiles, Plan::kMostStages>;
+constexpr auto kWide = &RouterGemmKernel<Plan::kMostN8Tiles, Plan::kMostStages>;
+/// For devices with less shared memory.
+constexpr auto kSmall = &RouterGemmKernel<Plan::kFewN8Tiles, Plan::kFewStages>;
+
 }  // namespace
 
-cudaError_t LoadRouterGemm() {
-  for (const auto kernel : {&RouterGemmKernel<kFewN8Tiles>, &RouterGemmKernel<kMostN8Tiles>}) {
-    const auto* const function = reinterpret_cast<const void*>(kernel);
-    cudaError_t error = AllowAllShared(function);
-    if (error == cudaSuccess) error = PreferShared(function);
+cudaError_t LoadRouterGemm() { return PrepareSharedKernels(kNarrow, kWide, kSmall); }
+
+cudaError_t LaunchRouterGemm(const RouteRowsArguments& args, const DeviceShape& device,
+                             cudaStream_t stream) {
+  const Plan plan = PlanRouterGemm(args.router.tokens, args.plan, device);
+  const auto kernel = plan.stages == Plan::kFewStages      ? kSmall
+                      : plan.n8_tiles == Plan::kFewN8Tiles ? kNarrow
+                                                           : kWide;
+  const int tokens = plan.n8_tiles * kRouterN8;
+  const dim3 grid(static_cast<unsigned>((args.router.tokens + tokens - 1) / tokens),
+                  static_cast<unsigned>((args.plan.strips + kStripsOfBlock - 1) / kStripsOfBlock));
+  return LaunchInChain(kernel, grid, kRouteThreads, RouterGemmBytes(plan), stream, args);
+}
+
+cudaError_t LoadRouteRows() {
+  for (const auto load : {LoadDecodeRouter, LoadRouterGemv, LoadRouterGemm}) {
+    const cudaError_t error = load();
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;
 }
 
-cudaError_t LaunchRouterGemm(const RouteRowsArguments& args, cudaStream_t stream) {
-  const int blocks = (args.plan.strips + kStripsOfBlock - 1) / kStripsOfBlock;
-  const auto launch = [&](auto kernel, int n8_tiles) {
-    const int tokens = n8_tiles * kRouterN8;
-    const dim3 grid(static_cast<unsigned>((args.router.tokens + tokens - 1) / tokens),
-                    static_cast<unsigned>(blocks));
-    return LaunchInChain(kernel, grid, kRouteThreads, SharedBytes(n8_tiles), stream, args);
-  };
-  constexpr int kFewTokens = kFewN8Tiles * kRouterN8;
-  const int narrow = (args.router.tokens + kFewTokens - 1) / kFewTokens * blocks;
-  return narrow <= DeviceShape().multiprocessors
-             ? launch(&RouterGemmKernel<kFewN8Tiles>, kFewN8Tiles)
-             : launch(&RouterGemmKernel<kMostN8Tiles>, kMostN8Tiles);
-}
-
-cudaError_t LoadRouteRows() {
-  const cudaError_t error = LoadDecodeRouter();
-  return error == cudaSuccess ? LoadRouterGemm() : error;
-}
-
-cudaError_t LaunchRouteRows(const RouteRowsArguments& args, cudaStream_t stream) {
-  if (args.router.tokens <= kMostDecodeRows) return LaunchDecodeRouter(args, stream);
-  const cudaError_t error = LaunchRouterGemm(args, stream);
-  return error == cudaSuccess ? LaunchRouter(args.router, stream) : error;
+cudaError_t LaunchRouteRows(const RouteRowsArguments& args, const DeviceShape& device,
+                            cudaStream_t stream) {
+  const bool decodes = args.router.tokens <= kMostDecodeRows;
+  if (decodes && args.plan.slots > 0) return LaunchDecodeRouter(args, stream);
+  const cudaError_t error =
+      decodes ? LaunchRouterGemv(args, stream) : LaunchRouterGemm(args, device, stream);
+  return error == cudaSuccess ? LaunchRouter(args.router, device, stream) : error;
 }
 
 }  // namespace marlin::cuda

@@ -9,6 +9,8 @@
 
 namespace marlin::cuda {
 
+struct DeviceShape;
+
 /// The arguments of the router kernel; RouterOptions has the meaning of most.
 struct RouterArguments {
   const float* logits = nullptr;  ///< [tokens, experts]
@@ -32,11 +34,10 @@ struct RouterArguments {
   ErrorView errors;
 };
 
-/// The most experts whose scores fit in shared memory.
-inline constexpr int64_t kMostRouterExperts = 14000;
-
 /// Call it before the first LaunchRouter.
 cudaError_t LoadRouter();
-cudaError_t LaunchRouter(const RouterArguments& args, cudaStream_t stream);
+/// Precondition: up to MostRouterExperts.
+cudaError_t LaunchRouter(const RouterArguments& args, const DeviceShape& device,
+                         cudaStream_t stream);
 
 }  // namespace marlin::cuda

@@ -12,7 +12,7 @@
 namespace marlin::cuda {
 
 struct RouteRowsArguments {
-  /// The selection. `router.logits`: device memory for logits; written only beyond kMostDecodeRows.
+  /// The selection. `router.logits`: device memory for logits; clusters do not write it.
   RouterArguments router;
   float* logits = nullptr;   ///< The same memory.
   const float* x = nullptr;  ///< [tokens, hidden], rows aligned to 16 bytes.
@@ -26,12 +26,18 @@ struct RouteRowsArguments {
 /// Call it before the first LaunchRouteRows.
 cudaError_t LoadRouteRows();
 /// Precondition: LoadRouter.
-cudaError_t LaunchRouteRows(const RouteRowsArguments& args, cudaStream_t stream);
+cudaError_t LaunchRouteRows(const RouteRowsArguments& args, const DeviceShape& device,
+                            cudaStream_t stream);
 
-/// Its two kernels.
+/// Up to kMostDecodeRows in clusters, with the selection.
 cudaError_t LoadDecodeRouter();
 cudaError_t LaunchDecodeRouter(const RouteRowsArguments& args, cudaStream_t stream);
+/// The logits of up to kMostDecodeRows.
+cudaError_t LoadRouterGemv();
+cudaError_t LaunchRouterGemv(const RouteRowsArguments& args, cudaStream_t stream);
+/// The logits of more.
 cudaError_t LoadRouterGemm();
-cudaError_t LaunchRouterGemm(const RouteRowsArguments& args, cudaStream_t stream);
+cudaError_t LaunchRouterGemm(const RouteRowsArguments& args, const DeviceShape& device,
+                             cudaStream_t stream);
 
 }  // namespace marlin::cuda

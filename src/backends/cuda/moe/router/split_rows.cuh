@@ -5,7 +5,7 @@
 //
 // Weights are the A operand (16 experts), rows the B operand (an n8 tile). In a k-tile each term
 // has sums of its own, eight MMAs long, which are added as (low + middle) + high; the k-tiles of a
-// part are added in order, then the parts, then the bias. Both kernels do so, whatever the number
+// part are added in order, then the parts, then the bias. All kernels do so, whatever the number
 // of rows, so that a row's bits do not depend on it.
 //
 // Error: with P parts of t k-tiles, abs(logit - exact) <= (8 u_mma + (t + P + 2) u) sum of
@@ -81,6 +81,17 @@ MARLIN_DEVICE void LoadRows(uint2 (&rows)[kTerms], const uint32_t* fragments, in
   for (int term = 0; term < kTerms; ++term) {
     rows[term] =
         *reinterpret_cast<const uint2*>(fragments + step * kStepWords + term * 64 + 2 * lane);
+  }
+}
+
+/// The same from a token's pairs: k 2 (lane % 4) and the next one of the step, and those eight
+/// later.
+MARLIN_DEVICE void SplitPairs(uint2 (&rows)[kTerms], float2 low, float2 high) {
+#pragma unroll
+  for (int term = 0; term < kTerms; ++term) {
+    rows[term] = {UpperHalves(low.x, low.y), UpperHalves(high.x, high.y)};
+    low = {WithoutUpperHalf(low.x), WithoutUpperHalf(low.y)};
+    high = {WithoutUpperHalf(high.x), WithoutUpperHalf(high.y)};
   }
 }
 

@@ -11,8 +11,9 @@ namespace marlin::cuda {
 cudaError_t LoadChunkLocal();
 cudaError_t LaunchChunkLocal(const ChunkArguments& turn, cudaStream_t stream);
 
-/// Runs every sequence through its chunks of a turn.
+/// Runs every sequence through its chunks of a turn. `shared_bytes`: what a CTA may have; results
+/// do not depend on it.
 cudaError_t LoadChunkScan();
-cudaError_t LaunchChunkScan(const ChunkArguments& turn, cudaStream_t stream);
+cudaError_t LaunchChunkScan(const ChunkArguments& turn, int shared_bytes, cudaStream_t stream);
 
 }  // namespace marlin::cuda

@@ -17,11 +17,18 @@ inline constexpr int kMostRecurrentRows = 16;
 inline constexpr int64_t kTurnChunks = 32;
 /// Padding of the rows of matrices, in floats, against bank conflicts in loads of fragments.
 inline constexpr int kFragmentPadding = 4;
+inline constexpr int kScanRow = kScanColumns + 8;  ///< Floats between rows of B operands.
 
 /// The decays of a chunk's rows and where its rows are.
 struct ChunkRows {
   float decays[kChunkRows];  ///< The logarithm of the decay from the chunk's begin through a row.
   int rows[kChunkRows];      ///< Rows of the call; -1: none.
+};
+
+/// The rows of a chunk that take part.
+struct ChunkSources {
+  int sources[kMostConvWidth - 1 + kChunkRows];  ///< As ConvolveInput takes them.
+  int count;
 };
 
 /// The parts of chunks in the workspace, in floats. Every part is aligned to 16 bytes.

@@ -9,6 +9,7 @@
 //   A CTA takes a key head of a chunk. Products are tf32 on matrix units, the inverse is fp32.
 #include "backends/cuda/common/chain.cuh"
 #include "backends/cuda/recurrent/chunked/chunk_launch.h"
+#include "backends/cuda/recurrent/chunked/chunk_shared.h"
 #include "backends/cuda/recurrent/chunked/chunk_tiles.cuh"
 #include "backends/cuda/recurrent/delta_channels.cuh"
 #include "backends/cuda/recurrent/gated_norm.cuh"
@@ -16,36 +17,11 @@
 namespace marlin::cuda {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kThreads = kLocalThreads;
 constexpr int kWarps = kThreads / 32;
-/// Value heads whose inverses are computed at a time, at most: a thread has a column.
-constexpr int kHeadsAtOnce = kThreads / kChunkRows;
 constexpr int kRowsAtOnce = 16;  ///< Inputs of a convolution's rows that are loaded together.
 constexpr int kSquareRow = ChunkLayout::kSquareRow;
 constexpr int kSquareFloats = ChunkLayout::kSquareFloats;
-
-/// The rows of a chunk, and their decays and writes in several value heads.
-struct LocalRows {
-  ChunkSources sources;
-  float decays[kHeadsAtOnce][kChunkRows];
-  float writes[kHeadsAtOnce][kChunkRows];
-};
-
-/// The shared memory of a CTA, in floats: keys and queries, which A of several value heads replace,
-/// then k . k and q . k, then LocalRows. All of it is dynamic, as the recurrent kernel's.
-struct LocalShared {
-  int key_floats;
-
-  MARLIN_HOST_DEVICE int Queries() const { return key_floats; }
-  MARLIN_HOST_DEVICE int Products() const { return 2 * key_floats; }
-  MARLIN_HOST_DEVICE int Rows() const { return Products() + 2 * kSquareFloats; }
-  MARLIN_HOST_DEVICE int Bytes() const { return Rows() * 4 + static_cast<int>(sizeof(LocalRows)); }
-  /// Value heads whose A fit.
-  MARLIN_HOST_DEVICE int Heads() const {
-    const int heads = 2 * key_floats / kSquareFloats;
-    return heads < kHeadsAtOnce ? heads : kHeadsAtOnce;
-  }
-};
 
 /// Queries and keys of the chunk to shared memory, values to the workspace; zeros in other rows.
 template <int kWidth>
@@ -103,7 +79,8 @@ MARLIN_DEVICE void NormChunk(const GatedDeltaArguments& args, int key_row, float
   }
 }
 
-/// products[0] = K K^T, products[1] = Q K^T, below and on the diagonal. A warp has 16 rows of one.
+/// products[0] = K K^T, products[1] = Q K^T, below and on the diagonal, in place of keys and
+/// queries. A warp has 16 rows of one.
 MARLIN_DEVICE void MultiplyKeys(int key_dim, int key_row, const float* keys, const float* queries,
                                 float* products) {
   const int lane = static_cast<int>(threadIdx.x) & 31;
@@ -122,6 +99,7 @@ MARLIN_DEVICE void MultiplyKeys(int key_dim, int key_row, const float* keys, con
       MultiplyAddTf32(sums[n], a, __float_as_uint(b[0]), __float_as_uint(b[4]));
     }
   }
+  __syncthreads();
   float* const to = products + (warp < 4 ? 0 : kSquareFloats) +
                     (strip * 16 + (lane >> 2)) * kSquareRow + 2 * (lane & 3);
 #pragma unroll
@@ -202,11 +180,12 @@ __global__ void __launch_bounds__(kThreads, 2)
   const SequenceState state(args, place.sequence);
   if (state.to == nullptr) return;
   const ChunkLayout layout = turn.Layout();
-  const LocalShared shared = {layout.KeyFloats()};
+  const DeltaLocalShared shared = {layout.KeyFloats()};
   float* const keys = memory;
   float* const queries = memory + shared.Queries();
-  float* const products = memory + shared.Products();
-  auto& [chunk, decays, writes] = *reinterpret_cast<LocalRows*>(memory + shared.Rows());
+  float* const products = memory + DeltaLocalShared::Products();
+  float* const matrices = memory + DeltaLocalShared::Matrices();
+  auto& [chunk, decays, writes] = *reinterpret_cast<DeltaLocalRows*>(memory + shared.Rows());
   const int thread = static_cast<int>(threadIdx.x);
   const int warp = thread >> 5;
   const int first_row = state.first_row + place.chunk * kChunkRows;
@@ -229,7 +208,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     __syncthreads();
     for (int h = 0; h < heads; ++h) {
       float* const part = turn.parts + layout.HeadAt(slot, first_head + h);
-      ScaleProducts(products, decays[h], writes[h], memory + h * kSquareFloats,
+      ScaleProducts(products, decays[h], writes[h], matrices + h * kSquareFloats,
                     part + kSquareFloats);
     }
     const int own = thread / kChunkRows;
@@ -242,7 +221,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     }
     __syncthreads();
     if (own < heads) {
-      InvertColumn(memory + own * kSquareFloats, column, writes[own][column], part);
+      InvertColumn(matrices + own * kSquareFloats, column, writes[own][column], part);
     }
     __syncthreads();
   }
@@ -257,7 +236,7 @@ cudaError_t LoadChunkLocal() {
 cudaError_t LaunchChunkLocal(const ChunkArguments& turn, cudaStream_t stream) {
   constexpr int kUsualWidth = 4;
   const GatedDeltaArguments& args = turn.delta;
-  const LocalShared shared = {turn.Layout().KeyFloats()};
+  const DeltaLocalShared shared = {turn.Layout().KeyFloats()};
   const dim3 grid(static_cast<unsigned>(turn.count), static_cast<unsigned>(args.key_heads));
   const auto kernel =
       args.conv_width == kUsualWidth ? &ChunkLocalKernel<kUsualWidth> : &ChunkLocalKernel<0>;

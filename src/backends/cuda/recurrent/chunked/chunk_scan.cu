@@ -2,10 +2,12 @@
 //
 //   A CTA takes 32 value features of a value head of a sequence. The state is in fp32 in the
 //   fragments of its warps, of 16 rows each, and rounded to tf32 in shared memory as an operand.
-//   The parts of chunks arrive by bulk copies: keys and queries of the next chunk while this one
-//   runs, the others, which are needed later in a chunk, when the last one ends.
+//   The parts of chunks are copied: keys and queries of the next chunk while this one runs, the
+//   others, which are needed later in a chunk, when the last one ends. Where shared memory has no
+//   room for keys and queries, each warp loads its fragments of them from the workspace.
 #include "backends/cuda/common/chain.cuh"
 #include "backends/cuda/recurrent/chunked/chunk_launch.h"
+#include "backends/cuda/recurrent/chunked/chunk_shared.h"
 #include "backends/cuda/recurrent/chunked/state_strip.cuh"
 #include "backends/cuda/recurrent/sequence_state.cuh"
 
@@ -17,38 +19,26 @@ constexpr int kTiles = kScanTiles;
 constexpr int kRow = kScanRow;
 constexpr int kSquareRow = ChunkLayout::kSquareRow;
 constexpr int kSquareFloats = ChunkLayout::kSquareFloats;
-/// The transform, the scores and ChunkRows.
-constexpr int kHeadFloats = 2 * kSquareFloats + ChunkLayout::kRowsFloats;
 
-/// The shared memory of a CTA, in floats.
-template <int kKeyDim>
-struct ScanShared {
-  static constexpr int kKeyRow = kKeyDim + kFragmentPadding;
-  static constexpr int kKeyFloats = kChunkRows * kKeyRow;
-  static constexpr int kPairFloats = 2 * kKeyFloats;  ///< Keys, queries; of two chunks.
-  static constexpr int kHead = 2 * kPairFloats;
-  static constexpr int kValues = kHead + kHeadFloats;
-  static constexpr int kState = kValues + ChunkLayout::kValueFloats;
-  static constexpr int kNews = kState + kKeyDim * kRow;      ///< V - exp(G) K S, then decayed D.
-  static constexpr int kDeltas = kNews + kChunkRows * kRow;  ///< D
-  static constexpr int kBarriers = kDeltas + kChunkRows * kRow;
-  static constexpr int kBytes = kBarriers * 4 + 3 * 8;
-};
-
-/// The bulk copies of a CTA.
-template <int kKeyDim>
+/// The copies of a CTA.
+template <int kKeyDim, bool kCopies>
 class ScanCopies {
  public:
-  using Shared = ScanShared<kKeyDim>;
+  using Shared = DeltaScanShared<kKeyDim, kCopies>;
+  using Copies = BlockCopies<kThreads>;
 
   MARLIN_DEVICE ScanCopies(const ChunkArguments& turn, int key_head, int head, int slice,
                            uint32_t shared)
       : turn_(turn), key_head_(key_head), head_(head), slice_(slice), shared_(shared) {}
 
-  /// Requests the first of `count` chunks, from `slot` of the turn on. Called by one thread.
+  /// Requests the first of `count` chunks, from `slot` of the turn on. Called by the threads that
+  /// copy.
   MARLIN_DEVICE void Begin(int slot, int count) const {
-    for (int i = 0; i < 3; ++i) InitBarrier(Barrier(i), 1);
-    FenceBarrierInit();
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < 3; ++i) InitBarrier(Barrier(i), Copies::kArrivals);
+      FenceBarrierInit();
+    }
+    if constexpr (Copies::kArrivals > 1) __syncthreads();
     RequestPair(slot, 0);
     RequestHead(slot, count == 1);
     if (count > 1) RequestPair(slot + 1, 1);
@@ -58,25 +48,32 @@ class ScanCopies {
     if (n + 1 < count) RequestHead(slot + n + 1, n + 2 == count);
     if (n + 2 < count) RequestPair(slot + n + 2, n + 2);
   }
-  MARLIN_DEVICE void WaitForPair(int n) const { Wait(Barrier(n & 1), n >> 1 & 1); }
+  MARLIN_DEVICE void WaitForPair(int n) const {
+    if constexpr (kCopies) Wait(Barrier(n & 1), n >> 1 & 1);
+  }
   MARLIN_DEVICE void WaitForHead(int n) const { Wait(Barrier(2), n & 1); }
 
  private:
   /// Keys and queries of chunk `slot` of the turn, the CTA's n-th.
   MARLIN_DEVICE void RequestPair(int slot, int n) const {
-    constexpr int kBytes = Shared::kPairFloats * 4;
-    ArriveExpecting(Barrier(n & 1), kBytes);
-    CopyBulk(shared_ + (n & 1) * kBytes, turn_.parts + turn_.Layout().KeysAt(slot, key_head_),
-             kBytes, Barrier(n & 1));
+    if constexpr (kCopies) {
+      constexpr int kBytes = Shared::kPairFloats * 4;
+      const Copies copies(Barrier(n & 1), kBytes);
+      copies.Copy(shared_ + (n & 1) * kBytes, turn_.parts + turn_.Layout().KeysAt(slot, key_head_),
+                  kBytes);
+      copies.End();
+    }
   }
   /// `is_last`: no chunk follows, whose parts then come into L2 meanwhile.
   MARLIN_DEVICE void RequestHead(int slot, bool is_last) const {
+    constexpr int kHeadFloats = Shared::kHeadFloats;
     constexpr int kValueBytes = ChunkLayout::kValueFloats * 4;
     const float* const part = turn_.parts + turn_.Layout().HeadAt(slot, head_);
-    ArriveExpecting(Barrier(2), kHeadFloats * 4 + kValueBytes);
-    CopyBulk(shared_ + Shared::kHead * 4, part, kHeadFloats * 4, Barrier(2));
-    CopyBulk(shared_ + Shared::kValues * 4, part + kHeadFloats + slice_ * ChunkLayout::kValueFloats,
-             kValueBytes, Barrier(2));
+    const Copies copies(Barrier(2), kHeadFloats * 4 + kValueBytes);
+    copies.Copy(shared_ + Shared::kHead * 4, part, kHeadFloats * 4);
+    copies.Copy(shared_ + Shared::kValues * 4,
+                part + kHeadFloats + slice_ * ChunkLayout::kValueFloats, kValueBytes);
+    copies.End();
     if (is_last) return;
     const float* const next = turn_.parts + turn_.Layout().HeadAt(slot + 1, head_);
     PrefetchBulk(next, kHeadFloats * 4);
@@ -91,15 +88,14 @@ class ScanCopies {
   uint32_t shared_;
 };
 
-/// A chunk in shared memory, and what a warp computes of it: with keys, a strip of the rows that
-/// the state gets, with queries, of the outputs; and half of the columns of a strip of D.
-template <int kKeyDim>
+/// A chunk in shared memory (keys and queries also elsewhere), and what a warp computes of it: with
+/// keys, a strip of the rows that the state gets, with queries, of the outputs; and half of the
+/// columns of a strip of D.
+template <typename Shared>
 class ScanChunk {
  public:
-  using Shared = ScanShared<kKeyDim>;
-
-  MARLIN_DEVICE ScanChunk(float* memory, int n)
-      : keys_(memory + (n & 1) * Shared::kPairFloats),
+  MARLIN_DEVICE ScanChunk(float* memory, const float* keys)
+      : keys_(keys),
         transform_(memory + Shared::kHead),
         scores_(transform_ + kSquareFloats),
         values_(memory + Shared::kValues),
@@ -119,7 +115,7 @@ class ScanChunk {
   MARLIN_DEVICE void MultiplyState() {
     const float* const rows = keys_ + (has_keys_ ? 0 : Shared::kKeyFloats);
     MultiplyStrip(sums_, rows + strip_ * 16 * Shared::kKeyRow, Shared::kKeyRow, operand_,
-                  kKeyDim / 8);
+                  (Shared::kKeyRow - kFragmentPadding) / 8);
   }
   /// V - exp(G) K S, or exp(G) Q S.
   MARLIN_DEVICE void Decay() {
@@ -183,10 +179,12 @@ class ScanChunk {
 };
 
 /// blockIdx.x: value head and slice of its features; blockIdx.y: sequence.
-template <int kKeyDim>
+template <int kKeyDim, bool kCopies>
 __global__ void __launch_bounds__(kThreads, 1)
     ChunkScanKernel(const __grid_constant__ ChunkArguments turn) {
-  using Shared = ScanShared<kKeyDim>;
+  using Shared = DeltaScanShared<kKeyDim, kCopies>;
+  using Chunk = ScanChunk<Shared>;
+  using Copies = BlockCopies<kThreads>;
   extern __shared__ __align__(128) float memory[];
   EnterChain();
   const GatedDeltaArguments& args = turn.delta;
@@ -201,8 +199,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   const SequenceState pages(args, sequence);
   if (pages.to == nullptr) return;
   const int slot = before + first - turn.first;
-  const ScanCopies<kKeyDim> copies(turn, head / args.group(), head, slice, SharedAddress(memory));
-  if (threadIdx.x == 0) copies.Begin(slot, count);
+  const int key_head = head / args.group();
+  const ScanCopies<kKeyDim, kCopies> copies(turn, key_head, head, slice, SharedAddress(memory));
+  if (Copies::Calls()) copies.Begin(slot, count);
   const int warp = static_cast<int>(threadIdx.x) >> 5;
   const bool owns = warp < kKeyDim / 16;
   StateStrip state(args, warp, head, slice);
@@ -212,7 +211,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   __syncthreads();
   for (int n = 0; n < count; ++n) {
-    ScanChunk<kKeyDim> chunk(memory, n);
+    Chunk chunk(memory, kCopies ? memory + (n & 1) * Shared::kPairFloats
+                                : turn.parts + turn.Layout().KeysAt(slot + n, key_head));
     copies.WaitForPair(n);
     chunk.MultiplyState();
     copies.WaitForHead(n);
@@ -226,27 +226,37 @@ __global__ void __launch_bounds__(kThreads, 1)
       state.Publish(memory + Shared::kState);
     }
     __syncthreads();
-    if (threadIdx.x == 0) copies.Continue(slot, n, count);
+    if (Copies::Calls()) copies.Continue(slot, n, count);
   }
   if (owns) state.Store(pages.to);
+}
+
+template <int kKeyDim, bool kCopies>
+cudaError_t Start(const ChunkArguments& turn, cudaStream_t stream) {
+  const GatedDeltaArguments& args = turn.delta;
+  const dim3 grid(static_cast<unsigned>(args.value_heads * (args.value_dim / kScanColumns)),
+                  static_cast<unsigned>(args.sequences.count));
+  return LaunchInChain(&ChunkScanKernel<kKeyDim, kCopies>, grid, kThreads,
+                       DeltaScanShared<kKeyDim, kCopies>::kBytes, stream, turn);
+}
+
+template <int kKeyDim>
+cudaError_t Start(const ChunkArguments& turn, int shared_bytes, cudaStream_t stream) {
+  return DeltaScanShared<kKeyDim, true>::kBytes <= shared_bytes
+             ? Start<kKeyDim, true>(turn, stream)
+             : Start<kKeyDim, false>(turn, stream);
 }
 
 }  // namespace
 
 cudaError_t LoadChunkScan() {
-  return PrepareSharedKernels(&ChunkScanKernel<64>, &ChunkScanKernel<128>);
+  return PrepareSharedKernels(&ChunkScanKernel<64, true>, &ChunkScanKernel<128, true>,
+                              &ChunkScanKernel<64, false>, &ChunkScanKernel<128, false>);
 }
 
-cudaError_t LaunchChunkScan(const ChunkArguments& turn, cudaStream_t stream) {
-  const GatedDeltaArguments& args = turn.delta;
-  const dim3 grid(static_cast<unsigned>(args.value_heads * (args.value_dim / kScanColumns)),
-                  static_cast<unsigned>(args.sequences.count));
-  if (args.key_dim == 64) {
-    return LaunchInChain(&ChunkScanKernel<64>, grid, kThreads, ScanShared<64>::kBytes, stream,
-                         turn);
-  }
-  return LaunchInChain(&ChunkScanKernel<128>, grid, kThreads, ScanShared<128>::kBytes, stream,
-                       turn);
+cudaError_t LaunchChunkScan(const ChunkArguments& turn, int shared_bytes, cudaStream_t stream) {
+  return turn.delta.key_dim == 64 ? Start<64>(turn, shared_bytes, stream)
+                                  : Start<128>(turn, shared_bytes, stream);
 }
 
 }  // namespace marlin::cuda

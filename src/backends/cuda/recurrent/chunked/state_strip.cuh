@@ -8,7 +8,6 @@ namespace marlin::cuda {
 
 inline constexpr int kStrips = kChunkRows / 16;      ///< Strips of 16 rows of a chunk.
 inline constexpr int kScanTiles = kScanColumns / 8;  ///< Tiles of 8 columns.
-inline constexpr int kScanRow = kScanColumns + 8;    ///< Floats between rows of B operands.
 
 /// Calls run(n, half, row, column) for the pairs of a strip's fragment: sums[n][2 half] and the
 /// next one are at (row, column) and (row, column + 1).

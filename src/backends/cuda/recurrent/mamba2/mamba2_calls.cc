@@ -17,11 +17,10 @@ int64_t SumsBytes(const Mamba2Call& call) {
   return RoundUp(call.out.ElementCount() * int64_t{sizeof(float)}, kBufferAlignment);
 }
 
-/// Plans are for the largest device.
-Mamba2Plan PlanOf(const Mamba2Call& call, const PagedCache& states) {
+Mamba2Plan PlanOf(const Mamba2Call& call, const PagedCache& states, const DeviceShape& device) {
   return PlanMamba2(call.sizes, call.out.dim(0), call.rows.pages.dim(0),
                     HasQuads(states, call.sizes.head_dim), call.determinism,
-                    DeviceShape().multiprocessors);
+                    device.multiprocessors);
 }
 
 Mamba2Arguments ArgumentsOf(const Mamba2Call& call, const CallContext& context) {
@@ -53,13 +52,14 @@ Mamba2Arguments ArgumentsOf(const Mamba2Call& call, const CallContext& context) 
 
 /// Runs the sequences with many rows, a turn of chunks at a time.
 cudaError_t LaunchChunks(const Mamba2Arguments& args, const Mamba2Plan& plan, float* parts,
-                         cudaStream_t stream) {
+                         const CallContext& context) {
+  const int shared_bytes = context.shape.shared_bytes;
   cudaError_t error = cudaSuccess;
   for (int64_t first = 0; first < plan.most_chunks && error == cudaSuccess; first += kTurnChunks) {
     const SsdArguments turn = {args, parts, static_cast<int>(first),
                                static_cast<int>(std::min(plan.most_chunks - first, kTurnChunks))};
-    error = LaunchSsdLocal(turn, stream);
-    if (error == cudaSuccess) error = LaunchSsdScan(turn, stream);
+    error = LaunchSsdLocal(turn, shared_bytes, context.stream);
+    if (error == cudaSuccess) error = LaunchSsdScan(turn, shared_bytes, context.stream);
   }
   return error;
 }
@@ -75,9 +75,10 @@ cudaError_t Load<Mamba2Call>() {
   return cudaSuccess;
 }
 
-int64_t WorkspaceBytes(const Mamba2Call& call) {
+int64_t WorkspaceBytes(const Mamba2Call& call, const DeviceShape& /*device*/) {
   const PagedCache states = CacheOf(call.states);
-  return SlabTableBytes(states) + SumsBytes(call) + PlanOf(call, states).part_bytes;
+  // The parts of chunks do not depend on the device.
+  return SlabTableBytes(states) + SumsBytes(call) + PlanOf(call, states, DeviceShape()).part_bytes;
 }
 
 Status Run(const Mamba2Call& call, const CallContext& context) {
@@ -86,7 +87,7 @@ Status Run(const Mamba2Call& call, const CallContext& context) {
   MARLIN_RETURN_IF_ERROR(CheckLimits({"mamba2", call.sizes.state_size, call.sizes.head_dim,
                                       call.sizes.conv_width, args.sequences.count}));
   const PagedCache states = CacheOf(call.states);
-  const Mamba2Plan plan = PlanOf(call, states);
+  const Mamba2Plan plan = PlanOf(call, states, context.shape);
   args.slice_columns = plan.slice_columns;
   if (plan.chunks) args.most_rows = kMostRecurrentRows;
   // The slab table comes first in the workspace, then sums, then the parts of chunks.
@@ -97,7 +98,7 @@ Status Run(const Mamba2Call& call, const CallContext& context) {
     error = LaunchMamba2(args, HasQuads(states, args.value_dim), context.stream);
   if (error == cudaSuccess && plan.chunks) {
     auto* const parts = reinterpret_cast<float*>(sums + SumsBytes(call));
-    error = LaunchChunks(args, plan, parts, context.stream);
+    error = LaunchChunks(args, plan, parts, context);
   }
   if (error == cudaSuccess) error = LaunchMamba2Finish(args, context.stream);
   return context.Check(error, "mamba2");

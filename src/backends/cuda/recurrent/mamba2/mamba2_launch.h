@@ -11,13 +11,14 @@ namespace marlin::cuda {
 cudaError_t LoadMamba2();
 cudaError_t LaunchMamba2(const Mamba2Arguments& args, bool vector, cudaStream_t stream);
 
-/// The parts of a turn's chunks; begins their rows' args.sums.
+/// The parts of a turn's chunks; begins their rows' args.sums. `shared_bytes`, here and below: what
+/// a CTA may have; results do not depend on it.
 cudaError_t LoadSsdLocal();
-cudaError_t LaunchSsdLocal(const SsdArguments& turn, cudaStream_t stream);
+cudaError_t LaunchSsdLocal(const SsdArguments& turn, int shared_bytes, cudaStream_t stream);
 
 /// Runs every sequence through its chunks of a turn.
 cudaError_t LoadSsdScan();
-cudaError_t LaunchSsdScan(const SsdArguments& turn, cudaStream_t stream);
+cudaError_t LaunchSsdScan(const SsdArguments& turn, int shared_bytes, cudaStream_t stream);
 
 /// Gates and norms of args.sums, and the convolution's inputs in states. Comes last.
 cudaError_t LoadMamba2Finish();

@@ -6,29 +6,26 @@
 //   no part are left out; a chunk's last rows may be zeros.
 //
 //   A CTA takes the keys and queries of a group of a chunk and their products, tf32 on matrix
-//   units, or the values of several heads. Values times `skip` begin the sums.
+//   units, or the values of several heads. Values times `skip` begin the sums. Where shared memory
+//   has no room for keys and queries, the CTA computes them in the workspace.
 #include "backends/cuda/common/chain.cuh"
 #include "backends/cuda/recurrent/chunked/chunk_tiles.cuh"
 #include "backends/cuda/recurrent/mamba2/mamba2_launch.h"
 #include "backends/cuda/recurrent/mamba2/mamba2_rows.cuh"
+#include "backends/cuda/recurrent/mamba2/ssd_shared.h"
 
 namespace marlin::cuda {
 namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr int kHeads = kWarps;   ///< Heads of a CTA: a warp sums the decays of one.
+constexpr int kHeads = kLocalHeads;
+static_assert(kHeads == kWarps);
 constexpr int kRowsAtOnce = 16;  ///< Inputs of a convolution's rows that are loaded together.
 constexpr int kUsualWidth = 4;
 constexpr int kSquareRow = ChunkLayout::kSquareRow;
 
-/// The rows of a chunk, and their steps in the heads of a CTA.
-struct LocalRows {
-  ChunkSources chunk;
-  float steps[kHeads][kChunkRows];
-};
-
-/// Keys and queries of a group, rounded to tf32, in shared memory: [kChunkRows][KeyRow] each.
+/// Keys and queries of a group, rounded to tf32: [kChunkRows][KeyRow] each.
 template <int kWidth>
 MARLIN_DEVICE void ConvolveKeys(const Mamba2Arguments& args, const SequenceState& state,
                                 const ChunkSources& chunk, int group, int key_row, float* keys) {
@@ -80,15 +77,16 @@ MARLIN_DEVICE void MultiplyKeys(int key_dim, int key_row, const float* keys, flo
   }
 }
 
-/// A group's part of a chunk.
-template <int kWidth>
+/// A group's part of a chunk. `memory`: shared, unless kInPlace.
+template <int kWidth, bool kInPlace>
 MARLIN_DEVICE void RunGroup(const SsdArguments& turn, const SequenceState& state,
-                            const ChunkSources& chunk, int64_t slot, int group, float* keys) {
+                            const ChunkSources& chunk, int64_t slot, int group, float* memory) {
   const SsdLayout layout = turn.Layout();
+  float* const part = turn.parts + layout.PairAt(slot, group);
+  float* const keys = kInPlace ? part : memory;
   ConvolveKeys<kWidth>(turn.mamba, state, chunk, group, layout.KeyRow(), keys);
   __syncthreads();
-  float* const part = turn.parts + layout.PairAt(slot, group);
-  const int quads = 2 * layout.KeyFloats() / 4;
+  const int quads = kInPlace ? 0 : 2 * layout.KeyFloats() / 4;
   for (int i = static_cast<int>(threadIdx.x); i < quads; i += kThreads) {
     reinterpret_cast<float4*>(part)[i] = reinterpret_cast<const float4*>(keys)[i];
   }
@@ -120,7 +118,7 @@ MARLIN_DEVICE void SumDecays(const Mamba2Arguments& args, const ChunkSources& ch
 /// The parts of heads [first, first + heads) of a chunk.
 template <int kWidth>
 MARLIN_DEVICE void RunHeads(const SsdArguments& turn, const SequenceState& state, int64_t slot,
-                            int first, int heads, LocalRows* local) {
+                            int first, int heads, SsdLocalRows* local) {
   const Mamba2Arguments& args = turn.mamba;
   const SsdLayout layout = turn.Layout();
   const ChunkSources& chunk = local->chunk;
@@ -155,7 +153,7 @@ MARLIN_DEVICE void RunHeads(const SsdArguments& turn, const SequenceState& state
 }
 
 /// blockIdx.x: chunk of the turn; blockIdx.y: groups, then kHeads heads each.
-template <int kWidth>
+template <int kWidth, bool kInPlace>
 __global__ void __launch_bounds__(kThreads, 2)
     SsdLocalKernel(const __grid_constant__ SsdArguments turn) {
   extern __shared__ __align__(16) float memory[];
@@ -166,37 +164,42 @@ __global__ void __launch_bounds__(kThreads, 2)
   if (place.sequence < 0) return;
   const SequenceState state(args, place.sequence);
   if (state.to == nullptr) return;
-  float* const keys = memory + sizeof(LocalRows) / sizeof(float);
-  LocalRows& local = *reinterpret_cast<LocalRows*>(memory);
+  float* const keys = memory + sizeof(SsdLocalRows) / sizeof(float);
+  SsdLocalRows& local = *reinterpret_cast<SsdLocalRows*>(memory);
   if (threadIdx.x < 32) {
     ListRows(args, state, state.first_row + place.chunk * kChunkRows, kChunkRows, &local.chunk);
   }
   __syncthreads();
   const auto part = static_cast<int>(blockIdx.y);
   if (part < args.key_heads) {
-    RunGroup<kWidth>(turn, state, local.chunk, slot, part, keys);
+    RunGroup<kWidth, kInPlace>(turn, state, local.chunk, slot, part, keys);
     return;
   }
   const int first = (part - args.key_heads) * kHeads;
   RunHeads<kWidth>(turn, state, slot, first, min(args.value_heads - first, kHeads), &local);
 }
 
-static_assert(sizeof(LocalRows) % 16 == 0);
+template <bool kInPlace>
+cudaError_t Start(const SsdArguments& turn, int bytes, cudaStream_t stream) {
+  const Mamba2Arguments& args = turn.mamba;
+  const dim3 grid(static_cast<unsigned>(turn.count),
+                  static_cast<unsigned>(args.key_heads + (args.value_heads + kHeads - 1) / kHeads));
+  const auto kernel = args.conv_width == kUsualWidth ? &SsdLocalKernel<kUsualWidth, kInPlace>
+                                                     : &SsdLocalKernel<0, kInPlace>;
+  return LaunchInChain(kernel, grid, kThreads, bytes, stream, turn);
+}
 
 }  // namespace
 
 cudaError_t LoadSsdLocal() {
-  return PrepareSharedKernels(&SsdLocalKernel<0>, &SsdLocalKernel<kUsualWidth>);
+  return PrepareSharedKernels(&SsdLocalKernel<0, false>, &SsdLocalKernel<kUsualWidth, false>,
+                              &SsdLocalKernel<0, true>, &SsdLocalKernel<kUsualWidth, true>);
 }
 
-cudaError_t LaunchSsdLocal(const SsdArguments& turn, cudaStream_t stream) {
-  const Mamba2Arguments& args = turn.mamba;
-  const int bytes = static_cast<int>(sizeof(LocalRows)) + 2 * turn.Layout().KeyFloats() * 4;
-  const dim3 grid(static_cast<unsigned>(turn.count),
-                  static_cast<unsigned>(args.key_heads + (args.value_heads + kHeads - 1) / kHeads));
-  const auto kernel =
-      args.conv_width == kUsualWidth ? &SsdLocalKernel<kUsualWidth> : &SsdLocalKernel<0>;
-  return LaunchInChain(kernel, grid, kThreads, bytes, stream, turn);
+cudaError_t LaunchSsdLocal(const SsdArguments& turn, int shared_bytes, cudaStream_t stream) {
+  const int bytes = SsdLocalBytes(turn.Layout());
+  return bytes <= shared_bytes ? Start<false>(turn, bytes, stream)
+                               : Start<true>(turn, static_cast<int>(sizeof(SsdLocalRows)), stream);
 }
 
 }  // namespace marlin::cuda

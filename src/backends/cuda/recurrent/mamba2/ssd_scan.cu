@@ -3,50 +3,38 @@
 //
 //   A CTA takes 32 value features of a head of a sequence. The state is in fp32 in the fragments of
 //   its warps, of 16 rows each, and rounded to tf32 in shared memory as an operand. The parts of
-//   chunks arrive by bulk copies, keys and queries of up to 128 features two chunks ahead. Half of
-//   the warps multiply queries with the state while the others prepare P and the values.
+//   chunks are copied, keys and queries of up to 128 features two chunks ahead. Half of the warps
+//   multiply queries with the state while the others prepare P and the values. Where shared memory
+//   has no room for keys and queries, each warp loads its fragments of them from the workspace.
 #include "backends/cuda/common/chain.cuh"
 #include "backends/cuda/recurrent/chunked/state_strip.cuh"
 #include "backends/cuda/recurrent/mamba2/mamba2_launch.h"
+#include "backends/cuda/recurrent/mamba2/ssd_shared.h"
 
 namespace marlin::cuda {
 namespace {
 
 constexpr int kThreads = 256;
 constexpr int kSquareRow = ChunkLayout::kSquareRow;
-constexpr int kSquareFloats = ChunkLayout::kSquareFloats;
 
-/// The shared memory of a CTA, in floats.
-template <int kKeyDim>
-struct ScanShared {
-  static constexpr int kKeyRow = kKeyDim + kFragmentPadding;
-  static constexpr int kKeyFloats = kChunkRows * kKeyRow;
-  static constexpr int kPairFloats = 2 * kKeyFloats + kSquareFloats;
-  /// Chunks whose keys and queries fit.
-  static constexpr int kPairs = kKeyDim > 128 ? 1 : 2;
-  static constexpr int kRows = kPairs * kPairFloats;
-  static constexpr int kValues = kRows + ChunkLayout::kRowsFloats;
-  static constexpr int kState = kValues + ChunkLayout::kValueFloats;
-  static constexpr int kNews = kState + kKeyDim * kScanRow;      ///< Values, decayed to the end.
-  static constexpr int kDeltas = kNews + kChunkRows * kScanRow;  ///< Values.
-  static constexpr int kBarriers = kDeltas + kChunkRows * kScanRow;
-  static constexpr int kBytes = kBarriers * 4 + 3 * 8;
-};
-
-/// The bulk copies of a CTA.
-template <int kKeyDim>
+/// The copies of a CTA.
+template <typename Shared>
 class ScanCopies {
  public:
-  using Shared = ScanShared<kKeyDim>;
+  using Copies = BlockCopies<kThreads>;
 
   MARLIN_DEVICE ScanCopies(const SsdArguments& turn, int group, int head, int slice,
                            uint32_t shared)
       : turn_(turn), group_(group), head_(head), slice_(slice), shared_(shared) {}
 
-  /// Requests the first of `count` chunks, from `slot` of the turn on. Called by one thread.
+  /// Requests the first of `count` chunks, from `slot` of the turn on. Called by the threads that
+  /// copy.
   MARLIN_DEVICE void Begin(int slot, int count) const {
-    for (int i = 0; i < 3; ++i) InitBarrier(Barrier(i), 1);
-    FenceBarrierInit();
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < 3; ++i) InitBarrier(Barrier(i), Copies::kArrivals);
+      FenceBarrierInit();
+    }
+    if constexpr (Copies::kArrivals > 1) __syncthreads();
     RequestPair(slot, 0);
     RequestHead(slot);
     if (Shared::kPairs > 1 && count > 1) RequestPair(slot + 1, 1);
@@ -63,23 +51,25 @@ class ScanCopies {
   }
 
  private:
-  /// Keys, queries and products of chunk `slot` of the turn, the CTA's n-th.
+  /// Keys, queries and products, or products alone, of chunk `slot` of the turn, the CTA's n-th.
   MARLIN_DEVICE void RequestPair(int slot, int n) const {
     constexpr int kBytes = Shared::kPairFloats * 4;
     const int place = n % Shared::kPairs;
-    ArriveExpecting(Barrier(place), kBytes);
-    CopyBulk(shared_ + place * kBytes, turn_.parts + turn_.Layout().PairAt(slot, group_), kBytes,
-             Barrier(place));
+    constexpr int kSkipped = 2 * Shared::kKeyFloats - Shared::kProducts;
+    const Copies copies(Barrier(place), kBytes);
+    copies.Copy(shared_ + place * kBytes,
+                turn_.parts + turn_.Layout().PairAt(slot, group_) + kSkipped, kBytes);
+    copies.End();
   }
   MARLIN_DEVICE void RequestHead(int slot) const {
     constexpr int kRowsBytes = ChunkLayout::kRowsFloats * 4;
     constexpr int kValueBytes = ChunkLayout::kValueFloats * 4;
     const float* const part = turn_.parts + turn_.Layout().HeadAt(slot, head_);
-    ArriveExpecting(Barrier(2), kRowsBytes + kValueBytes);
-    CopyBulk(shared_ + Shared::kRows * 4, part, kRowsBytes, Barrier(2));
-    CopyBulk(shared_ + Shared::kValues * 4,
-             part + ChunkLayout::kRowsFloats + slice_ * ChunkLayout::kValueFloats, kValueBytes,
-             Barrier(2));
+    const Copies copies(Barrier(2), kRowsBytes + kValueBytes);
+    copies.Copy(shared_ + Shared::kRows * 4, part, kRowsBytes);
+    copies.Copy(shared_ + Shared::kValues * 4,
+                part + ChunkLayout::kRowsFloats + slice_ * ChunkLayout::kValueFloats, kValueBytes);
+    copies.End();
   }
   MARLIN_DEVICE uint32_t Barrier(int i) const { return shared_ + Shared::kBarriers * 4 + i * 8; }
 
@@ -90,16 +80,15 @@ class ScanCopies {
   uint32_t shared_;
 };
 
-/// A chunk in shared memory, and what a warp computes of it: a strip of the results, or of P and
-/// the values.
-template <int kKeyDim>
+/// A chunk in shared memory (keys and queries also elsewhere), and what a warp computes of it: a
+/// strip of the results, or of P and the values.
+template <typename Shared>
 class ScanChunk {
  public:
-  using Shared = ScanShared<kKeyDim>;
-
-  MARLIN_DEVICE ScanChunk(float* memory, int n)
-      : keys_(memory + n % Shared::kPairs * Shared::kPairFloats),
-        scores_(memory + n % Shared::kPairs * Shared::kPairFloats + 2 * Shared::kKeyFloats),
+  /// `pair`: of the chunk, in shared memory.
+  MARLIN_DEVICE ScanChunk(float* memory, float* pair, const float* keys)
+      : keys_(keys),
+        scores_(pair + Shared::kProducts),
         values_(memory + Shared::kValues),
         rows_(reinterpret_cast<const ChunkRows*>(memory + Shared::kRows)),
         operand_(memory + Shared::kState),
@@ -117,7 +106,8 @@ class ScanChunk {
   MARLIN_DEVICE void Prepare() {
     if (has_queries_) {
       const float* const queries = keys_ + Shared::kKeyFloats + strip_ * 16 * Shared::kKeyRow;
-      MultiplyStrip(sums_, queries, Shared::kKeyRow, operand_, kKeyDim / 8);
+      constexpr int kSteps = (Shared::kKeyRow - kFragmentPadding) / 8;
+      MultiplyStrip(sums_, queries, Shared::kKeyRow, operand_, kSteps);
       ForPairs<kScanTiles>(strip_, 0, [&](int tile, int half, int row, int) {
         const float decay = expf(rows_->decays[row]);
         sums_[tile][2 * half] *= decay;
@@ -178,10 +168,11 @@ class ScanChunk {
 };
 
 /// blockIdx.x: head and slice of its features; blockIdx.y: sequence.
-template <int kKeyDim>
+template <int kKeyDim, bool kCopies>
 __global__ void __launch_bounds__(kThreads, 1)
     SsdScanKernel(const __grid_constant__ SsdArguments turn) {
-  using Shared = ScanShared<kKeyDim>;
+  using Shared = SsdScanShared<kKeyDim, kCopies>;
+  using Copies = BlockCopies<kThreads>;
   extern __shared__ __align__(128) float memory[];
   EnterChain();
   const Mamba2Arguments& args = turn.mamba;
@@ -196,8 +187,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   const SequenceState pages(args, sequence);
   if (pages.to == nullptr) return;
   const int slot = before + first - turn.first;
-  const ScanCopies<kKeyDim> copies(turn, head / args.group(), head, slice, SharedAddress(memory));
-  if (threadIdx.x == 0) copies.Begin(slot, count);
+  const int group = head / args.group();
+  const ScanCopies<Shared> copies(turn, group, head, slice, SharedAddress(memory));
+  if (Copies::Calls()) copies.Begin(slot, count);
   const int warp = static_cast<int>(threadIdx.x) >> 5;
   constexpr int kWarps = kThreads / 32;
   StateStrip low(args, warp, head, slice);
@@ -213,7 +205,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   });
   __syncthreads();
   for (int n = 0; n < count; ++n) {
-    ScanChunk<kKeyDim> chunk(memory, n);
+    float* const pair = memory + n % Shared::kPairs * Shared::kPairFloats;
+    ScanChunk<Shared> chunk(memory, pair,
+                            kCopies ? pair : turn.parts + turn.Layout().PairAt(slot + n, group));
     copies.WaitFor(n);
     chunk.Prepare();
     __syncthreads();
@@ -225,34 +219,42 @@ __global__ void __launch_bounds__(kThreads, 1)
     // Scores have been replaced where the next copy goes.
     FenceAsyncProxy();
     __syncthreads();
-    if (threadIdx.x == 0) copies.Continue(slot, n, count);
+    if (Copies::Calls()) copies.Continue(slot, n, count);
   }
   for_strips([&](const StateStrip& strip) { strip.Store(pages.to); });
 }
 
-template <int kKeyDim>
+template <int kKeyDim, bool kCopies>
 cudaError_t Start(const SsdArguments& turn, cudaStream_t stream) {
   const Mamba2Arguments& args = turn.mamba;
   const dim3 grid(static_cast<unsigned>(args.value_heads * (args.value_dim / kScanColumns)),
                   static_cast<unsigned>(args.sequences.count));
-  return LaunchInChain(&SsdScanKernel<kKeyDim>, grid, kThreads, ScanShared<kKeyDim>::kBytes, stream,
-                       turn);
+  return LaunchInChain(&SsdScanKernel<kKeyDim, kCopies>, grid, kThreads,
+                       SsdScanShared<kKeyDim, kCopies>::kBytes, stream, turn);
+}
+
+template <int kKeyDim>
+cudaError_t Start(const SsdArguments& turn, int shared_bytes, cudaStream_t stream) {
+  return SsdScanShared<kKeyDim, true>::kBytes <= shared_bytes ? Start<kKeyDim, true>(turn, stream)
+                                                              : Start<kKeyDim, false>(turn, stream);
 }
 
 }  // namespace
 
 cudaError_t LoadSsdScan() {
-  return PrepareSharedKernels(&SsdScanKernel<64>, &SsdScanKernel<128>, &SsdScanKernel<256>);
+  return PrepareSharedKernels(&SsdScanKernel<64, true>, &SsdScanKernel<128, true>,
+                              &SsdScanKernel<256, true>, &SsdScanKernel<64, false>,
+                              &SsdScanKernel<128, false>, &SsdScanKernel<256, false>);
 }
 
-cudaError_t LaunchSsdScan(const SsdArguments& turn, cudaStream_t stream) {
+cudaError_t LaunchSsdScan(const SsdArguments& turn, int shared_bytes, cudaStream_t stream) {
   switch (turn.mamba.key_dim) {
     case 64:
-      return Start<64>(turn, stream);
+      return Start<64>(turn, shared_bytes, stream);
     case 128:
-      return Start<128>(turn, stream);
+      return Start<128>(turn, shared_bytes, stream);
     case 256:
-      return Start<256>(turn, stream);
+      return Start<256>(turn, shared_bytes, stream);
     default:
       return cudaErrorInvalidValue;
   }

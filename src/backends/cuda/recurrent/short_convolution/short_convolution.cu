@@ -170,7 +170,7 @@ cudaError_t Load<ShortConvolutionCall>() {
                         KernelFor<true>(3), &ShortWindowKernel);
 }
 
-int64_t WorkspaceBytes(const ShortConvolutionCall& call) {
+int64_t WorkspaceBytes(const ShortConvolutionCall& call, const DeviceShape& /*device*/) {
   return SlabTableBytes(CacheOf(call.states));
 }
 

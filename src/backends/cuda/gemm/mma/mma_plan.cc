@@ -1,0 +1,287 @@
+#include "backends/cuda/gemm/mma/mma_plan.h"
+
+#include <algorithm>
+#include <iterator>
+#include <optional>
+#include <vector>
+
+#include "backends/cuda/plan/kernel_family.h"
+
+namespace marlin::cuda {
+namespace {
+
+/// Products of bf16 that a multiprocessor adds per cycle with mma.sync: known by its shared memory,
+/// because 8.6 runs the code of 8.0, and Hopper may.
+double ProductsOf(const DeviceShape& device) {
+  if (device.shared_bytes < 128 * 1024) return 512;   // 8.6, 8.9, 12.0
+  if (device.shared_bytes < 192 * 1024) return 1024;  // 8.0
+  return 1270;                                        // 9.0, of 2048 with wgmma
+}
+
+/// Bytes of device memory per cycle of a multiprocessor.
+double MemoryBytesOf(const DeviceShape& device) {
+  constexpr double kReached = 0.85;  ///< Part of the peak that kernels reach.
+  const DeviceRates known;           // An H200's.
+  const DeviceRates& rates = device.rates;
+  const bool is_known = rates.gigabytes > 0 && rates.megahertz > 0;
+  const DeviceRates& of = is_known ? rates : known;
+  return kReached * 1e3 * of.gigabytes / (of.megahertz * device.multiprocessors);
+}
+
+/// Bytes per cycle that a multiprocessor reads from L2, and from shared memory.
+constexpr double kL2Bytes = 40;
+constexpr double kSharedBytes = 128;
+/// Cycles from a copy's request to its arrival.
+constexpr double kMemoryLatency = 1200;
+
+/// Registers per thread of the kernels, at most.
+int RegistersOf(int tokens) { return tokens <= 32 ? 128 : tokens <= 64 ? 168 : 255; }
+
+/// CTAs of 32 x `warps` threads per multiprocessor that registers allow.
+int MostResident(int tokens, int warps) { return 65536 / (RegistersOf(tokens) * warps * 32); }
+
+/// Whether the gates and ups of an n-tile are in different n-tiles of the weights; otherwise their
+/// sums meet in the workspace.
+bool HasWholeHalves(const TileProblem& problem) { return problem.n % (2 * kStripOutputs) == 0; }
+
+bool HasGatesApart(const TileProblem& problem) { return problem.gated && !HasWholeHalves(problem); }
+
+int BlocksOf(const TileProblem& problem, int warps) {
+  return problem.gated && HasWholeHalves(problem)
+             ? Ceil(problem.n / 2, int64_t{warps} / 2 * kStripOutputs)
+             : Ceil(problem.n, int64_t{warps} * kStripOutputs);
+}
+
+}  // namespace
+
+MmaFit FitMma(const DeviceShape& device, int tile_bytes, int tokens, int warps, int resident) {
+  constexpr int kReserved = 1024;  ///< By the system, for every CTA.
+  if (resident > MostResident(tokens, warps)) return {};
+  const int budget = (device.shared_bytes + kReserved) / resident - kReserved;
+  const int stages =
+      std::min(budget / MmaStages{1, warps, tile_bytes}.Bytes(tokens), kMostMmaStages);
+  if (stages < 2 || MmaExchangeBytes(warps) > budget) return {};
+  return {warps, stages, resident};
+}
+
+MmaFit FitMma(const DeviceShape& device, int tile_bytes, int tokens, int warps) {
+  constexpr int kEnough = 3;  ///< Stages that are worth more than another CTA.
+  for (int resident = MostResident(tokens, warps); resident > 1; --resident) {
+    const MmaFit fit = FitMma(device, tile_bytes, tokens, warps, resident);
+    if (fit.stages >= kEnough) return fit;
+  }
+  return FitMma(device, tile_bytes, tokens, warps, 1);
+}
+
+double MmaStepCycles(const TileProblem& problem, const DeviceShape& device, const MmaFit& fit,
+                     int tokens) {
+  const double weights = double{1} * fit.warps * problem.tile_bytes;
+  const double activations = double{1} * tokens * kTokenBytes;
+  const double fragments = fit.warps * (problem.sparse ? 8.0 : 16.0);
+  const double products = fragments * 16 * 16 * tokens / ProductsOf(device);
+  // Cycles of one of the four parts of a multiprocessor that decodes a fragment.
+  const double decode = fragments / 4 * (problem.pair_table ? 44 : 24);
+  const double read = fit.warps * activations / kSharedBytes;
+  // The bytes in flight over their latency.
+  const double flight = fit.resident * (fit.stages - 1) * (weights + activations) / kMemoryLatency;
+  const double l2 = (weights + activations) / std::min(kL2Bytes, flight);
+  // Decoding and MMAs of different warps overlap, but not all of them.
+  constexpr double kNotHidden = 0.2;
+  constexpr double kBarrier = 120;
+  const double compute =
+      std::max({products, decode, read}) + kNotHidden * std::min(products, decode);
+  return std::max(compute, l2) + kBarrier / fit.resident;
+}
+
+double MmaCyclesPerMicrosecond(const DeviceShape& device) {
+  return device.rates.megahertz > 0 ? device.rates.megahertz : DeviceRates().megahertz;
+}
+
+namespace {
+
+bool CanSplit(const TileProblem& problem, const DeviceShape& device, const MmaFit& fit,
+              int64_t items, int splits) {
+  constexpr int kLeastTiles = 4;
+  return !problem.batch_invariant && splits <= kMaxSplits &&
+         Ceil(problem.k, kTileK) >= splits * kLeastTiles &&
+         items * splits <= int64_t{device.multiprocessors} * fit.resident;
+}
+
+int64_t ItemsOf(const TileProblem& problem, int tokens, int warps) {
+  return int64_t{Ceil(problem.m, tokens)} * BlocksOf(problem, warps);
+}
+
+double CyclesOf(const TileProblem& problem, const DeviceShape& device, const MmaFit& fit,
+                const MmaShape& shape) {
+  constexpr double kLaunch = 3000;  ///< Until the first tile has arrived, and the epilogue's start.
+  constexpr double kMeeting = 2500;
+  const int64_t ctas = ItemsOf(problem, shape.tokens, fit.warps) * shape.splits;
+  const int tiles = Ceil(Ceil(problem.k, kTileK), shape.splits);
+  const int of_sm = Ceil(ctas, device.multiprocessors);
+  const double outputs = double{1} * shape.tokens * fit.warps * kStripOutputs;
+  // Where all CTAs run at once, those that share a multiprocessor share its rates.
+  const double item = kLaunch / std::min(of_sm, fit.resident) + outputs * 0.1;
+  const double work = of_sm * (tiles * MmaStepCycles(problem, device, fit, shape.tokens) + item);
+  const double bytes =
+      double{1} * Ceil(problem.n, kStripOutputs) * Ceil(problem.k, kTileK) * problem.tile_bytes;
+  const double memory = bytes / (MemoryBytesOf(device) * device.multiprocessors);
+  double cycles = std::max(work, memory + kLaunch);
+  if (shape.splits > 1) {
+    cycles += kMeeting + 2.0 * sizeof(float) * outputs * shape.splits / kL2Bytes;
+  }
+  return cycles;
+}
+
+/// The warps of the fastest CTAs of a shape, if any are possible.
+std::optional<MmaFit> FitOf(const TileProblem& problem, const DeviceShape& device,
+                            const MmaShape& shape) {
+  std::optional<MmaFit> best;
+  double least = 0;
+  for (const int warps : {4, kMostMmaWarps}) {
+    const int64_t items = ItemsOf(problem, shape.tokens, warps);
+    for (int resident = MostResident(shape.tokens, warps); resident > 0; --resident) {
+      const MmaFit fit = FitMma(device, problem.tile_bytes, shape.tokens, warps, resident);
+      if (fit.stages == 0) continue;
+      if (shape.splits > 1 && !CanSplit(problem, device, fit, items, shape.splits)) continue;
+      const double cycles = CyclesOf(problem, device, fit, shape);
+      if (best && cycles >= least) continue;
+      least = cycles;
+      best = fit;
+    }
+  }
+  return best;
+}
+
+bool IsWidth(int tokens) {
+  return std::find(std::begin(kMmaWidths), std::end(kMmaWidths), tokens) != std::end(kMmaWidths);
+}
+
+}  // namespace
+
+bool CanPlanMmaAs(const TileProblem& problem, const DeviceShape& device, const MmaShape& shape) {
+  return IsWidth(shape.tokens) && shape.splits > 0 && FitOf(problem, device, shape).has_value();
+}
+
+MmaPlan PlanMmaAs(const TileProblem& problem, const DeviceShape& device, const MmaShape& shape) {
+  const MmaFit fit = *FitOf(problem, device, shape);
+  MmaPlan plan;
+  MmaArguments& args = plan.arguments;
+  plan.tokens = shape.tokens;
+  plan.warps = fit.warps;
+  plan.resident = fit.resident;
+  plan.cycles = CyclesOf(problem, device, fit, shape);
+  plan.partials = HasGatesApart(problem);
+  args.tiles = Ceil(problem.k, kTileK);
+  args.splits = shape.splits;
+  args.tiles_base = args.tiles / args.splits;
+  args.tiles_rest = args.tiles % args.splits;
+  args.token_tiles = Ceil(problem.m, plan.tokens);
+  args.blocks = BlocksOf(problem, fit.warps);
+  // The activations of a rasterization group stay in the L2 cache while all weights stream by.
+  constexpr int kNeighbourTokens = 1024;
+  args.neighbours = kNeighbourTokens / plan.tokens;
+  if (problem.gated && !plan.partials) args.half_strips = problem.n / 2 / kStripOutputs;
+  args.m = problem.m;
+  args.k = problem.k;
+  args.stages = fit.stages;
+  plan.items = static_cast<int>(ItemsOf(problem, plan.tokens, fit.warps));
+  plan.shared_bytes =
+      std::max(MmaStages{fit.stages, fit.warps, problem.tile_bytes}.Bytes(plan.tokens),
+               MmaExchangeBytes(fit.warps));
+  return plan;
+}
+
+namespace {
+
+/// Whether a width's tiles are half empty or more, so that a smaller one costs less.
+bool IsTooWide(const TileProblem& problem, int width) {
+  return width > kMmaWidths[0] && width / 2 >= problem.m;
+}
+
+MmaShape ChooseShape(const TileProblem& problem, const DeviceShape& device) {
+  MmaShape best = {kMmaWidths[0], 1};
+  double least = 0;
+  for (const int width : kMmaWidths) {
+    if (IsTooWide(problem, width)) break;
+    for (int splits = 1; splits <= kMaxSplits; ++splits) {
+      const MmaShape shape = {width, splits};
+      const auto fit = FitOf(problem, device, shape);
+      if (!fit) continue;
+      const double cycles = CyclesOf(problem, device, *fit, shape);
+      if (least != 0 && cycles >= least) continue;
+      least = cycles;
+      best = shape;
+    }
+  }
+  return best;
+}
+
+/// Far beyond any other kernel's estimate but the exact ones'.
+constexpr double kNever = 1e11;
+
+double MmaMicroseconds(const GemmDesc& desc, const DeviceShape& device) {
+  // The WGMMA kernel takes the same problems in less time.
+  if (device.has_wgmma) return kNever;
+  // The GEMV kernel's estimates are not comparable: where it runs it is the faster one.
+  constexpr double kUnfitted = 100;
+  const TileProblem problem = TileProblemOf(desc);
+  const double micros = PlanMma(problem, device).cycles / MmaCyclesPerMicrosecond(device);
+  constexpr int kMostGemvRows = 16;
+  return problem.m <= kMostGemvRows ? kUnfitted * micros : micros;
+}
+
+std::vector<KernelVariant> MmaVariants(const GemmDesc& desc, const DeviceShape& device) {
+  const TileProblem problem = TileProblemOf(desc);
+  const MmaShape usual = ChooseShape(problem, device);
+  std::vector<KernelVariant> variants = {{usual.tokens, usual.splits}};
+  // Nothing to tune where another kernel is faster anyhow.
+  if (device.has_wgmma) return variants;
+  for (const int width : kMmaWidths) {
+    if (IsTooWide(problem, width)) break;
+    for (int splits = 1; splits <= kMaxSplits; ++splits) {
+      const MmaShape shape = {width, splits};
+      if (shape == usual || !CanPlanMmaAs(problem, device, shape)) continue;
+      variants.push_back({width, splits});
+    }
+  }
+  return variants;
+}
+
+bool CanRunMmaVariant(const GemmDesc& desc, const DeviceShape& device,
+                      const KernelVariant& variant) {
+  return CanPlanMmaAs(TileProblemOf(desc), device, {variant.width, variant.splits});
+}
+
+}  // namespace
+
+MmaPlan PlanMma(const TileProblem& problem, const DeviceShape& device) {
+  return PlanMmaAs(problem, device, ChooseShape(problem, device));
+}
+
+int64_t MmaCounterBytes(const MmaPlan& plan) {
+  return RoundUp(int64_t{plan.items} * int64_t{sizeof(uint32_t)}, int64_t{256});
+}
+
+int64_t MmaWorkspaceBytes(const TileProblem& problem, const MmaPlan& plan) {
+  if (plan.partials) return PartialBytes(problem, plan.arguments.splits);
+  if (plan.arguments.splits == 1) return 0;
+  const int64_t parts = int64_t{plan.items} * plan.arguments.splits;
+  return MmaCounterBytes(plan) +
+         parts * PartFloats(plan.tokens, plan.warps) * int64_t{sizeof(float)};
+}
+
+const KernelFamily& MmaFamily() {
+  static constexpr KernelFamily kFamily = {
+      .microseconds = MmaMicroseconds, .variants = MmaVariants, .can_run_as = CanRunMmaVariant};
+  return kFamily;
+}
+
+Support SupportsMma(const GemmDesc& desc, const DeviceProperties& /*device*/) {
+  return SupportsTiles(desc);
+}
+
+Support SupportsSparseMma(const GemmDesc& desc, const DeviceProperties& /*device*/) {
+  return SupportsTiles(desc, true);
+}
+
+}  // namespace marlin::cuda

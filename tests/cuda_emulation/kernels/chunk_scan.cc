@@ -1,0 +1,1 @@
+#include "backends/cuda/recurrent/chunked/chunk_scan.cu"

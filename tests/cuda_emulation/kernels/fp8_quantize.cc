@@ -1,0 +1,1 @@
+#include "backends/cuda/gemm/fp8/fp8_quantize.cu"

@@ -1,0 +1,1 @@
+#include "backends/cuda/weights/pack_tiles.cu"

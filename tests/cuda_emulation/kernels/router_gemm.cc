@@ -1,0 +1,1 @@
+#include "backends/cuda/moe/router/router_gemm.cu"

@@ -1,0 +1,1 @@
+#include "backends/cuda/recurrent/mamba2/ssd_local.cu"

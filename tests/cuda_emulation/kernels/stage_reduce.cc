@@ -1,0 +1,1 @@
+#include "backends/cuda/common/stage_reduce.cu"

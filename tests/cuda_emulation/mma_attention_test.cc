@@ -1,0 +1,78 @@
+// Prefill on mma.sync.
+#include "backends/cuda/attention/prefill/mma_attention.cu"
+
+#include "attention_runner.h"
+
+namespace marlin::cuda::mma_attention_test {
+namespace {
+
+using cuda_emulation::ExpectNear;
+using cuda_emulation::RunAttention;
+
+AttentionPlan PlanOf(const AttentionProblem& problem, const DeviceShape& device) {
+  AttentionShape shape = problem.Shape();
+  const int64_t rows = shape.rows * shape.group;
+  // As if there were enough tokens to occupy the device.
+  shape.rows = std::max<int64_t>(shape.rows, 1 << 20);
+  AttentionPlan plan = PlanMatrixAttention(shape, device);
+  EXPECT_EQ(plan.segments, 0);
+  plan.tiles = rows / plan.tile_rows + shape.sequences;
+  return plan;
+}
+
+DeviceShape Shape(int shared_kib) {
+  DeviceShape device;
+  device.has_wgmma = false;
+  device.shared_bytes = shared_kib * 1024;
+  return device;
+}
+
+void Compare(const AttentionCase& of, const std::vector<Feed>& feeds) {
+  const AttentionProblem problem(of, feeds);
+  const std::vector<double> expected = problem.Results();
+  for (const int shared_kib : {99, 227}) {
+    SCOPED_TRACE(of.Name() + " " + std::to_string(shared_kib));
+    const DeviceShape device = Shape(shared_kib);
+    const AttentionPlan plan = PlanOf(problem, device);
+    ExpectNear(RunAttention(problem, plan, device, LaunchMmaAttention), expected);
+  }
+}
+
+const std::vector<Feed> kPrompts = {{37, 0}, {1, 40}, {0, 0}, {20, 100}};
+
+TEST(MmaAttention, HeadsOfEverySize) {
+  for (const auto& [key_dim, value_dim] :
+       {std::pair{64, 64}, {128, 128}, {192, 128}, {256, 256}, {80, 48}, {256, 64}}) {
+    for (const bool fp8 : {false, true}) {
+      Compare({key_dim, value_dim, fp8, key_dim == 128 && fp8}, kPrompts);
+    }
+  }
+}
+
+TEST(MmaAttention, BfloatQueries) { Compare({128, 128, false, true}, kPrompts); }
+
+TEST(MmaAttention, CapsWindowsAndSinks) {
+  Compare({64, 64, false, false, 5.0F, 30}, kPrompts);
+  Compare({64, 64, true, true, 0, 50, true, true}, kPrompts);
+}
+
+TEST(MmaAttention, NanStaysInItsRows) {
+  for (const bool fp8 : {false, true}) {
+    AttentionProblem problem({64, 64, fp8, false, 0, 0, false, false, false, 1, 2}, {{100, 0}});
+    const DeviceShape device = Shape(99);
+    const AttentionPlan plan = PlanOf(problem, device);
+    const std::vector<double> expected = problem.Results();
+    problem.cache[static_cast<size_t>(problem.At(0, 0, 70, true) + 17)] = fp8 ? 0x7f : 0x7fc0;
+    const std::vector<float> actual = RunAttention(problem, plan, device, LaunchMmaAttention);
+    for (size_t i = 0; i < actual.size(); ++i) {
+      if (i / 128 >= 70 && i % 64 == 17) {
+        ASSERT_TRUE(std::isnan(actual[i])) << i;
+      } else {
+        ASSERT_NEAR(actual[i], expected[i], 2e-4) << i;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace marlin::cuda::mma_attention_test

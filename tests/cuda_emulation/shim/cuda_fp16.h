@@ -1,0 +1,4 @@
+// Stands for the header of the CUDA toolkit.
+#pragma once
+
+#include "cuda_runtime_api.h"
