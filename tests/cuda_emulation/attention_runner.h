@@ -18,7 +18,7 @@
 
 namespace cuda_emulation {
 
-/// Whether a case is run: code of 10.0 differs from that of 8.0 in conversions of codes and in bulk
+/// Whether a case is run: code of 10.0 differs from code of 8.0 in conversions of codes and in bulk
 /// copies.
 inline bool IsRun(bool fp8, bool bulk_copies = false) {
   return fp8 || bulk_copies || !marlin::cuda::kHasTma;

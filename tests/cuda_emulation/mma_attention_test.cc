@@ -65,7 +65,7 @@ uint32_t seed = 0;
 cudaError_t LaunchInAnyOrder(const AttentionArguments& args, const DeviceShape& device,
                              cudaStream_t /*stream*/) {
   const MmaHeads heads = HeadsOf(args);
-  const MmaShape shape = MmaShapeFor(heads, device.shared_bytes);
+  const MmaAttentionShape shape = MmaShapeFor(heads, device.shared_bytes);
   const auto ctas = static_cast<unsigned>(args.tiles * args.kv_heads);
   const dim3 threads(static_cast<unsigned>(shape.warps * 32));
   cuda_emulation::Findings() += cuda_emulation::Emulate(
