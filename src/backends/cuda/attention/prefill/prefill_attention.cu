@@ -27,15 +27,17 @@ constexpr int kPageKeys = kCachePageTokens;
 
 /// kWarpgroups: consumer warpgroups, of kWarpgroupRows rows each. kKeys: keys of a block.
 /// kFeatures: value features, at most. kCaps: scores are capped.
-template <int kWarpgroups_, int kKeys_, int kFeatures_, bool kCaps_>
+template <int kWarpgroups_, int kKeys_, int kFeatures_, bool kCaps>
 struct TileShape {
   static constexpr int kWarpgroups = kWarpgroups_;
   static constexpr int kKeys = kKeys_;
   static constexpr int kFeatures = kFeatures_;
-  [[maybe_unused]] static constexpr bool kCaps = kCaps_;
   static constexpr int kRows = kWarpgroups * kWarpgroupRows;
   static constexpr int kThreads = (kWarpgroups + 1) * kWarpgroup;
   static_assert(kKeys % kPageKeys == 0);
+
+  /// No variable: code without wgmma would not use it.
+  static MARLIN_DEVICE constexpr bool Caps() { return kCaps; }
 };
 
 /// Offsets in shared memory.
@@ -254,7 +256,7 @@ class Consumer {
       const uint32_t values = ring_.Values(block);
       const bool seen = blocks_.Sees(block);
       bool by_key = false;
-      if (Shape::kCaps && seen) CapScores(args_.softcap, scores);
+      if (Shape::Caps() && seen) CapScores(args_.softcap, scores);
       if (seen && blocks_.IsMasked(block)) {
         WaitFor(ring_.ValuesFull(block), block);
         attention_.rows().Mask(
