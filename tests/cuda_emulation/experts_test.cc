@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "backends/cuda/common/tile_gemm.h"
 #include "backends/cuda/moe/experts/experts_gemv.cuh"
 #include "backends/cuda/moe/experts/experts_mma.cuh"
 #include "backends/cuda/moe/experts/experts_plan.h"
@@ -91,6 +92,7 @@ struct Layer {
     problem.matrix_weights = int64_t{shape.k} * shape.n;
     problem.rows_per_expert = rows;
     problem.own_sort_bytes = own_sort_bytes;
+    problem.use = UseOf(view(), shape.kind);
     return problem;
   }
   /// [row: rows.m][gates | ups] of the expert.
@@ -165,9 +167,9 @@ struct ExpertsOf {
     for (const uint32_t seed : {0u, 7u}) {
       std::vector<float> out(expected.size());
       args.out = out.data();
-      const void* kernel =
-          plan->octets == 1 ? ExpertGemvFunction<TilesOfKind<kKind, kSparse>, T, kUse, 1>()
-                            : ExpertGemvFunction<TilesOfKind<kKind, kSparse>, T, kUse, 2>();
+      const void* kernel = plan->octets == 1
+                               ? ExpertGemvFunction<TilesOfKind<kKind, kSparse>, T, kUse, 1>()
+                               : ExpertGemvFunction<TilesOfKind<kKind, kSparse>, T, kUse, 2>();
       Launch(kernel, {args.warps * 32, plan->shared_bytes, seed}, &args);
       EXPECT_EQ(out, expected) << "seed " << seed;
       EXPECT_EQ(selected.slot_of, slot_of);
@@ -276,29 +278,29 @@ TEST(ExpertGemvKernel, SortsFewSelections) {
 
 TEST(ExpertGemvKernel, ReadsEveryLayout) {
   ExpertsOf<kTable4, Bf16x2, ParameterUse::kOneScale>::Gemv({.k = 512, .n = 40}, 3, 1, true);
-  ExpertsOf<kInt8, F16x2, ParameterUse::kAll>::Gemv({.k = 512, .n = 40, .zeros = ZeroKind::kBiases}, 3, 1,
-                                              false);
+  ExpertsOf<kInt8, F16x2, ParameterUse::kAll>::Gemv({.k = 512, .n = 40, .zeros = ZeroKind::kBiases},
+                                                    3, 1, false);
   ExpertsOf<kFp4, Bf16x2, ParameterUse::kOneScale, true>::Gemv({.k = 512, .n = 40}, 3, 1, true);
 }
 
 TEST(ExpertMmaKernel, HasEveryHeight) {
   ExpertsOf<kFp4, Bf16x2, ParameterUse::kOneScale>::Mma({.k = 300, .n = 72}, 50, 16, true);
-  ExpertsOf<kFp4, F16x2, ParameterUse::kOneScale>::Mma({.k = 256, .n = 160}, 90, 30, false);
-  ExpertsOf<kFp4, Bf16x2, ParameterUse::kOneScale>::Mma({.k = 384, .n = 136}, 170, 500, true);
+  ExpertsOf<kFp4, F16x2, ParameterUse::kOneScale>::Mma({.k = 256, .n = 40}, 80, 30, false);
+  ExpertsOf<kFp4, Bf16x2, ParameterUse::kOneScale>::Mma({.k = 256, .n = 40}, 170, 500, true);
 }
 
 TEST(ExpertMmaKernel, ActivatesGates) {
   ExpertsOf<kFp4, Bf16x2, ParameterUse::kOneScale>::GatedMma({.k = 300, .n = 72}, 50, 16);
-  ExpertsOf<kInt4, Bf16x2, ParameterUse::kOneScale>::GatedMma({.k = 256, .n = 96}, 90, 30);
-  ExpertsOf<kFp4, Bf16x2, ParameterUse::kOneScale>::GatedMma({.k = 256, .n = 160}, 170, 500);
+  ExpertsOf<kInt4, Bf16x2, ParameterUse::kOneScale>::GatedMma({.k = 256, .n = 40}, 80, 30);
+  ExpertsOf<kFp4, Bf16x2, ParameterUse::kOneScale>::GatedMma({.k = 128, .n = 160}, 170, 500);
 }
 
 TEST(ExpertMmaKernel, ReadsEveryLayout) {
   ExpertsOf<kTable3, Bf16x2, ParameterUse::kOneScale>::Mma({.k = 256, .n = 40}, 40, 16, true);
-  ExpertsOf<kE4M3, Bf16x2, ParameterUse::kScales>::Mma({.k = 256, .n = 40, .group_size = 32}, 40, 16,
-                                                  false);
-  ExpertsOf<kInt4, F16x2, ParameterUse::kAll>::Mma({.k = 256, .n = 40, .zeros = ZeroKind::kZeros}, 40, 16,
-                                             true);
+  ExpertsOf<kE4M3, Bf16x2, ParameterUse::kScales>::Mma({.k = 256, .n = 40, .group_size = 32}, 40,
+                                                       16, false);
+  ExpertsOf<kInt4, F16x2, ParameterUse::kAll>::Mma({.k = 256, .n = 40, .zeros = ZeroKind::kZeros},
+                                                   40, 16, true);
   ExpertsOf<kDense16, Bf16x2, ParameterUse::kOneScale>::Mma({.k = 256, .n = 40}, 40, 16, true);
   ExpertsOf<kFp4, Bf16x2, ParameterUse::kOneScale, true>::Mma({.k = 256, .n = 40}, 40, 16, true);
 }

@@ -285,7 +285,13 @@ class CudaBackend final : public Backend {
   bool calls_block() const override { return false; }
   bool records() const override { return true; }
   bool rounds_activations() const override { return true; }
-  int64_t pass_tokens() const override { return 4096; }
+  /// A token's activations take some 150 KB in a pass of a model with experts.
+  int64_t pass_tokens() const override {
+    constexpr size_t kFewBytes = size_t{14} << 30;
+    constexpr size_t kManyBytes = size_t{32} << 30;
+    if (properties_.totalGlobalMem < kFewBytes) return 1024;
+    return properties_.totalGlobalMem < kManyBytes ? 2048 : 4096;
+  }
   int64_t free_memory() const override {
     const DeviceScope scope(device_->index);
     size_t free = 0;

@@ -145,28 +145,32 @@ TEST(ExpertGemvPlan, RowsLargerThanSharedMemoryHaveNoPlan) {
   EXPECT_FALSE(PlanExpertGemv(Problem((int64_t{1} << 30) - 1), DeviceShape()).has_value());
 }
 
+/// Plans for several numbers of rows fit, and have the same sums.
+void ExpectFitting(int64_t k, int bits, const DeviceShape& device) {
+  const auto one = PlanExpertGemv(Problem(k, bits, 1), device);
+  ASSERT_TRUE(one.has_value());
+  EXPECT_EQ(one->arguments.warps & (one->arguments.warps - 1), 0);
+  EXPECT_LE(1 << one->arguments.share_log2, one->arguments.warps);
+  if (device.has_wgmma) EXPECT_EQ(one->arguments.warps, kExpertWarps);
+  for (const int64_t rows : {1, 8, 500}) {
+    ExpertTilesProblem problem = Problem(k, bits, rows);
+    for (const int64_t sort : {int64_t{0}, OwnSortBytes(1), problem.own_sort_bytes}) {
+      problem.own_sort_bytes = sort;
+      const auto plan = PlanExpertGemv(problem, device);
+      ASSERT_TRUE(plan.has_value());
+      ExpectApart(problem, *plan, device);
+      EXPECT_EQ(plan->arguments.warps, one->arguments.warps);
+      EXPECT_EQ(plan->arguments.share_log2, one->arguments.share_log2);
+    }
+  }
+}
+
 TEST(ExpertGemvPlan, FitsEveryCard) {
   for (const Card& card : Cards()) {
     for (const int bits : {2, 3, 4, 8, 16}) {
       for (const int64_t k : {0, 128, 768, 2048, 2880, 4096, 7168, 14336, 16384}) {
         SCOPED_TRACE(::testing::Message() << card.name << ", " << bits << " bits, k " << k);
-        const auto one = PlanExpertGemv(Problem(k, bits, 1), card.shape);
-        ASSERT_TRUE(one.has_value());
-        EXPECT_EQ(one->arguments.warps & (one->arguments.warps - 1), 0);
-        EXPECT_LE(1 << one->arguments.share_log2, one->arguments.warps);
-        if (card.shape.has_wgmma) EXPECT_EQ(one->arguments.warps, kExpertWarps);
-        for (const int64_t rows : {1, 8, 500}) {
-          ExpertTilesProblem problem = Problem(k, bits, rows);
-          for (const int64_t sort : {int64_t{0}, OwnSortBytes(1), problem.own_sort_bytes}) {
-            problem.own_sort_bytes = sort;
-            const auto plan = PlanExpertGemv(problem, card.shape);
-            ASSERT_TRUE(plan.has_value());
-            ExpectApart(problem, *plan, card.shape);
-            // Sums do not depend on the number of rows.
-            EXPECT_EQ(plan->arguments.warps, one->arguments.warps);
-            EXPECT_EQ(plan->arguments.share_log2, one->arguments.share_log2);
-          }
-        }
+        ExpectFitting(k, bits, card.shape);
       }
     }
   }
@@ -206,21 +210,23 @@ void ExpectApart(const ExpertTilesProblem& problem, const ExpertMmaPlan& plan,
   EXPECT_LE(plan.resident * (plan.shared_bytes + kReserved), device.shared_bytes + kReserved);
 }
 
+void ExpectFitting(const ExpertTilesProblem& problem, bool gated, const DeviceShape& device) {
+  const auto plan = PlanExpertMma(problem, gated, device);
+  ASSERT_TRUE(plan.has_value());
+  EXPECT_EQ(plan->arguments.gated, gated);
+  ExpectApart(problem, *plan, device);
+}
+
 TEST(ExpertMmaPlan, FitsEveryCard) {
   for (const Card& card : Cards()) {
     if (card.shape.has_wgmma) continue;
     for (const int bits : {2, 3, 4, 8, 16}) {
       for (const int64_t experts : {1, 8, 128, 512, 1024}) {
+        SCOPED_TRACE(::testing::Message()
+                     << card.name << ", " << bits << " bits, " << experts << " experts");
         for (const int64_t rows : {13, 40, 500}) {
-          for (const bool gated : {false, true}) {
-            SCOPED_TRACE(::testing::Message() << card.name << ", " << bits << " bits, " << experts
-                                              << " experts, " << rows << " rows");
-            const ExpertTilesProblem problem = Problem(2048, bits, rows, experts);
-            const auto plan = PlanExpertMma(problem, gated, card.shape);
-            ASSERT_TRUE(plan.has_value());
-            EXPECT_EQ(plan->arguments.gated, gated);
-            ExpectApart(problem, *plan, card.shape);
-          }
+          ExpectFitting(Problem(2048, bits, rows, experts), rows % 2 == 0, card.shape);
+          ExpectFitting(Problem(2048, bits, rows, experts), rows % 2 != 0, card.shape);
         }
       }
     }
@@ -239,20 +245,34 @@ TEST(ExpertMmaPlan, TilesAreWideOnlyForManyRows) {
   }
 }
 
-TEST(ExpertMmaPlan, TakesTheRowsThatTheGemvKernelWouldReadWeightsForTwice) {
+TEST(ExpertMmaPlan, TakesTheRowsForWhichTheGemvKernelWouldReadWeightsTwice) {
+  const auto problem_of = [](int64_t k, int64_t rows) {
+    ExpertTilesProblem problem = Problem(k, 4, rows);
+    problem.matrix_weights = k * 256;
+    return problem;
+  };
   for (const Card& card : Cards()) {
     for (const int64_t k : {2048, 14336}) {
       for (int64_t rows = 1; rows <= 16; ++rows) {
-        ExpertTilesProblem problem = Problem(k, 4, rows);
-        problem.matrix_weights = k * 256;
-        const auto mma = PlanExpertMma(problem, false, card.shape);
-        const auto wgmma = PlanExpertWgmma(problem, false, card.shape);
-        EXPECT_FALSE(card.shape.has_wgmma ? mma.has_value() : wgmma.has_value()) << card.name;
-        if (card.shape.has_wgmma) continue;
+        SCOPED_TRACE(::testing::Message() << card.name << ", k " << k << ", rows " << rows);
+        const ExpertTilesProblem problem = problem_of(k, rows);
         const int fit = PlanExpertGemv(problem, card.shape)->arguments.tile_rows;
-        EXPECT_EQ(mma.has_value(), rows > fit || rows >= 13) << card.name << ", rows " << rows;
+        const bool many = card.shape.has_wgmma ? rows >= 13 : rows > fit || rows >= 13;
+        EXPECT_EQ(PlanExpertMma(problem, false, card.shape).has_value(),
+                  many && !card.shape.has_wgmma);
+        EXPECT_EQ(PlanExpertWgmma(problem, false, card.shape).has_value(),
+                  many && card.shape.has_wgmma);
       }
     }
+  }
+}
+
+TEST(ExpertMmaPlan, ZerosAndBiasesTakeTheRegistersOfHalfTheRows) {
+  for (const Card& card : Cards()) {
+    if (card.shape.has_wgmma) continue;
+    ExpertTilesProblem problem = Problem(2048, 4, 500);
+    problem.use = ParameterUse::kAll;
+    EXPECT_LE(PlanExpertMma(problem, true, card.shape)->arguments.tile_rows, 64) << card.name;
   }
 }
 

@@ -289,19 +289,12 @@ class Loader {
   uint32_t shared_;
 };
 
-/// A warp's 16 latents of a step, as A operands of 16 features each.
-struct LatentOperands {
-  uint32_t steps[kExpandedFeatures / 16][4];
-
-  MARLIN_DEVICE LatentOperands(uint32_t latents, int warp) {
-    const int lane = static_cast<int>(threadIdx.x) & 31;
-    const int row = warp * 16 + (lane & 15);
-#pragma unroll
-    for (int step = 0; step < kExpandedFeatures / 16; ++step) {
-      LoadMatrices(steps[step], latents + PlaceInPanels(kTileTokens, row, 2 * step + (lane >> 4)));
-    }
-  }
-};
+/// Loads 16 features of a warp's 16 latents as an A operand.
+MARLIN_DEVICE void LoadLatents(uint32_t latents, int warp, int step, uint32_t (&operand)[4]) {
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  const int row = warp * 16 + (lane & 15);
+  LoadMatrices(operand, latents + PlaceInPanels(kTileTokens, row, 2 * step + (lane >> 4)));
+}
 
 /// Adds the products of a step for a warpgroup's 64 latents. Precondition: kHasWgmma.
 template <int kOutputs>
@@ -309,14 +302,18 @@ MARLIN_DEVICE void MultiplyKeys(const Stage<kOutputs>& stage, int warp,
                                 float (&sums)[kOutputs / 2]) {
   constexpr uint32_t kPanelBytes = kExpandedFeatures * kPanelRowBytes;
   constexpr uint32_t kPanelStep = (kPanelBytes >> 4) << 16;
-  const LatentOperands latents(stage.latents, warp);
+  uint32_t latents[kExpandedFeatures / 16][4];
+#pragma unroll
+  for (int step = 0; step < kExpandedFeatures / 16; ++step) {
+    LoadLatents(stage.latents, warp, step, latents[step]);
+  }
   PinSums(sums);
   FenceProducts();
 #pragma unroll
   for (int step = 0; step < kExpandedFeatures / 16; ++step) {
     const uint64_t of_step =
         Descriptor(((stage.weights + step * 16 * kPanelRowBytes) >> 4) | kPanelStep);
-    ValueProduct<kOutputs>::Run(sums, latents.steps[step], of_step, 1);
+    ValueProduct<kOutputs>::Run(sums, latents[step], of_step, 1);
   }
   CommitProducts();
   WaitForProducts<0>();
@@ -344,9 +341,10 @@ template <bool kOfKeys, int kOutputs>
 MARLIN_DEVICE void MultiplyByWarp(const Stage<kOutputs>& stage, int warp,
                                   float (&sums)[kOutputs / 2]) {
   const int lane = static_cast<int>(threadIdx.x) & 31;
-  const LatentOperands latents(stage.latents, warp);
 #pragma unroll
   for (int step = 0; step < kExpandedFeatures / 16; ++step) {
+    uint32_t latents[4];
+    LoadLatents(stage.latents, warp, step, latents);
 #pragma unroll
     for (int n = 0; n < kOutputs / 16; ++n) {
       uint32_t w[4];
@@ -360,8 +358,8 @@ MARLIN_DEVICE void MultiplyByWarp(const Stage<kOutputs>& stage, int warp,
       }
       float(&low)[4] = reinterpret_cast<float(&)[4]>(sums[8 * n]);
       float(&high)[4] = reinterpret_cast<float(&)[4]>(sums[8 * n + 4]);
-      MultiplyAdd<Bf16x2>(low, latents.steps[step], w[0], w[1]);
-      MultiplyAdd<Bf16x2>(high, latents.steps[step], w[2], w[3]);
+      MultiplyAdd<Bf16x2>(low, latents, w[0], w[1]);
+      MultiplyAdd<Bf16x2>(high, latents, w[2], w[3]);
     }
   }
 }
@@ -405,9 +403,10 @@ MARLIN_DEVICE void CopyRope(const ExpandLatentsArguments& args, const Piece& pie
   }
 }
 
-/// blockIdx.x: Part of two pieces.
+/// blockIdx.x: Part of two pieces. Shared memory of other GPUs than Hopper has one CTA of 128
+/// outputs.
 template <int kOutputs, bool kFp8>
-__global__ void __launch_bounds__(kThreads, 2)
+__global__ void __launch_bounds__(kThreads, kHasWgmma || kOutputs == 64 ? 2 : 1)
     MatrixExpandLatentsKernel(const __grid_constant__ ExpandLatentsArguments args) {
   extern __shared__ __align__(1024) uint8_t memory[];
   EnterChain();

@@ -42,9 +42,11 @@ struct Pass {
   int32_t* part_counts;
   float* inner;
   void* products;
+  int64_t products_stride;
   float* results;
   void* staged;
   cudaStream_t stream;
+  GateView gate;
 };
 /// The operands of a phase.
 struct Operands {
@@ -53,6 +55,43 @@ struct Operands {
   float* out = nullptr;
   int64_t out_stride = 0;
 };
+
+/// The parameters of a large-M kernel that depend on the call; gated results go to `products`.
+template <typename Arguments>
+void FillResults(const Pass& pass, const ExpertLaunch& launch, const Operands& operands,
+                 Arguments* args) {
+  args->table = reinterpret_cast<const TileExpert*>(launch.table.data());
+  args->slots = pass.slots;
+  args->gate = pass.gate;
+  args->out = args->gated ? pass.products : operands.out;
+  args->out_stride = args->gated ? pass.products_stride : operands.out_stride;
+}
+
+/// The 16-bit rows of a large-M kernel, in the order of the slots.
+ActivationView RowsOfSlots(const Pass& pass, const ExpertLaunch& launch, const Operands& operands,
+                           int64_t slots) {
+  return {operands.staged ? pass.products : pass.staged,
+          operands.staged ? pass.products_stride : StagedStride(launch.k),
+          launch.bf16 ? Element::kBf16 : Element::kF16, static_cast<int>(slots),
+          static_cast<int>(launch.k)};
+}
+
+cudaError_t EncodeMaps(const ActivationView& a, CUtensorMap (&maps)[kExpertWidths]) {
+  const CUtensorMapDataType numbers =
+      a.type == Element::kBf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  for (int width = 0; width < kExpertWidths; ++width) {
+    const cudaError_t error = EncodeMap(a, numbers, 2, RowsOfWidth(width), &maps[width]);
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
+/// Whether the MMA kernel reads rows of tokens where they lie.
+bool CanGather(const ExpertRows& rows, Element type) {
+  constexpr int kRowAlignment = 16;
+  return !rows.gated && rows.type == type && rows.stride * 2 % kRowAlignment == 0 &&
+         reinterpret_cast<uintptr_t>(rows.data) % kRowAlignment == 0;
+}
 
 class CudaExperts final : public PlannedExperts {
  public:
@@ -183,9 +222,11 @@ Status CudaExperts::Run(const ExpertsCall& call) const {
       words(part_counts_at_),
       reinterpret_cast<float*>(workspace + inner_at_),
       workspace + products_at_,
+      StagedStride(phases_.inner),
       reinterpret_cast<float*>(workspace + results_at_),
       workspace + staged_at_,
-      static_cast<cudaStream_t>(call.stream)};
+      static_cast<cudaStream_t>(call.stream),
+      {static_cast<int>(problem_.gate.activation), problem_.gate.limit, problem_.gate.alpha}};
   if (!phases_.sorts_itself) MARLIN_RETURN_IF_ERROR(Sort(pass));
   int launched = 0;
   Operands up;
@@ -201,8 +242,7 @@ Status CudaExperts::Run(const ExpertsCall& call) const {
   down.rows.stride = inner_stride_;
   down.rows.type = Element::kF32;
   down.rows.gated = true;
-  down.rows.gate = {static_cast<int>(problem_.gate.activation), problem_.gate.limit,
-                    problem_.gate.alpha};
+  down.rows.gate = pass.gate;
   down.out = pass.results;
   down.out_stride = layer_.hidden;
   MARLIN_RETURN_IF_ERROR(RunPhase(pass, phases_.down, down, &launched));
@@ -280,58 +320,32 @@ Status CudaExperts::Stage(const Pass& pass, const ExpertLaunch& launch, const Ex
 
 Status CudaExperts::RunWgmma(const Pass& pass, const ExpertLaunch& launch,
                              const Operands& operands) const {
-  const Element type = launch.bf16 ? Element::kBf16 : Element::kF16;
-  if (!operands.staged) MARLIN_RETURN_IF_ERROR(Stage(pass, launch, operands.rows, type));
-  const int64_t stride = StagedStride(operands.staged ? phases_.inner : launch.k);
-  const ActivationView a = {operands.staged ? pass.products : pass.staged, stride, type,
-                            static_cast<int>(slots_), static_cast<int>(launch.k)};
+  const ActivationView a = RowsOfSlots(pass, launch, operands, slots_);
+  if (!operands.staged) MARLIN_RETURN_IF_ERROR(Stage(pass, launch, operands.rows, a.type));
   CUtensorMap maps[kExpertWidths];
-  for (int width = 0; width < kExpertWidths; ++width) {
-    const CUtensorMapDataType numbers =
-        launch.bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-    MARLIN_RETURN_IF_ERROR(
-        Check(EncodeMap(a, numbers, 2, RowsOfWidth(width), &maps[width]), "moe_expert_gemm"));
-  }
+  MARLIN_RETURN_IF_ERROR(Check(EncodeMaps(a, maps), "moe_expert_gemm"));
   ExpertWgmmaArguments args = launch.wgmma.arguments;
-  args.table = reinterpret_cast<const TileExpert*>(launch.table.data());
-  args.slots = pass.slots;
-  args.gate = {static_cast<int>(problem_.gate.activation), problem_.gate.limit,
-               problem_.gate.alpha};
-  args.out = args.gated ? pass.products : operands.out;
-  args.out_stride = args.gated ? StagedStride(phases_.inner) : operands.out_stride;
+  FillResults(pass, launch, operands, &args);
   void* parameters[] = {maps, &args};
   const LaunchSize size = {dim3(static_cast<unsigned>(context_.shape.multiprocessors)),
                            kWgmmaThreads, launch.wgmma.shared_bytes, true};
   return Check(Launch(launch.function, size, parameters, pass.stream), "moe_expert_gemm");
 }
 
-/// Whether the MMA kernel reads rows of tokens where they lie.
-bool CanGather(const ExpertRows& rows, Element type) {
-  constexpr int kRowAlignment = 16;
-  return !rows.gated && rows.type == type && rows.stride * 2 % kRowAlignment == 0 &&
-         reinterpret_cast<uintptr_t>(rows.data) % kRowAlignment == 0;
-}
-
 Status CudaExperts::RunMma(const Pass& pass, const ExpertLaunch& launch,
                            const Operands& operands) const {
-  const Element type = launch.bf16 ? Element::kBf16 : Element::kF16;
+  ActivationView a = RowsOfSlots(pass, launch, operands, slots_);
   ExpertMmaArguments args = launch.mma.arguments;
-  args.gathered = !operands.staged && CanGather(operands.rows, type);
-  if (!operands.staged && !args.gathered) {
-    MARLIN_RETURN_IF_ERROR(Stage(pass, launch, operands.rows, type));
-  }
-  args.rows = operands.staged ? pass.products : pass.staged;
-  args.row_stride = StagedStride(operands.staged ? phases_.inner : launch.k);
+  args.gathered = !operands.staged && CanGather(operands.rows, a.type);
   if (args.gathered) {
-    args.rows = operands.rows.data;
-    args.row_stride = operands.rows.stride;
+    a.data = operands.rows.data;
+    a.stride = operands.rows.stride;
+  } else if (!operands.staged) {
+    MARLIN_RETURN_IF_ERROR(Stage(pass, launch, operands.rows, a.type));
   }
-  args.table = reinterpret_cast<const TileExpert*>(launch.table.data());
-  args.slots = pass.slots;
-  args.gate = {static_cast<int>(problem_.gate.activation), problem_.gate.limit,
-               problem_.gate.alpha};
-  args.out = args.gated ? pass.products : operands.out;
-  args.out_stride = args.gated ? StagedStride(phases_.inner) : operands.out_stride;
+  args.rows = a.data;
+  args.row_stride = a.stride;
+  FillResults(pass, launch, operands, &args);
   void* parameters[] = {&args};
   const LaunchSize size = {
       dim3(static_cast<unsigned>(context_.shape.multiprocessors * launch.mma.resident)),

@@ -128,8 +128,8 @@ class ExpertSchedule {
   int* first_;
 };
 
-/// The weight tiles of a warp in the order of its MMAs, across runs. Copies are those of the GEMV
-/// kernel's ring (gemv_ring.cuh). `kCodeBytes`: a tile's bytes without parameters.
+/// The weight tiles of a warp in the order of its MMAs, across runs, copied as the GEMV kernel's
+/// (gemv_ring.cuh). `kCodeBytes`: a tile's bytes without parameters.
 template <int kCodeBytes>
 struct ExpertStream {
   const ExpertGemvArguments& args;
@@ -211,8 +211,7 @@ template <typename T>
 MARLIN_DEVICE void LoadRunRows(const ExpertGemvArguments& args, const int* token,
                                const ExpertRun& run, uint8_t* shared) {
   const int chunks = args.weights.tiles_of_strip * (kTileK / 8);
-  for (int i = static_cast<int>(threadIdx.x); i < run.rows * chunks;
-       i += 32 * WarpCount(args)) {
+  for (int i = static_cast<int>(threadIdx.x); i < run.rows * chunks; i += 32 * WarpCount(args)) {
     const int row = i / chunks;
     const int chunk = i - row * chunks;
     *reinterpret_cast<uint4*>(shared + args.rows_offset + row * args.row_bytes + chunk * 16) =

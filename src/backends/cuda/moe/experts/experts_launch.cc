@@ -100,15 +100,16 @@ class Planner {
   ExpertTilesProblem TilesOf(const Matrix& matrix, int sides) const {
     const int64_t rows = CeilDivide(problem_.tokens * problem_.top_k, experts());
     const int64_t sort = MaySortThemselves() ? OwnSortBytes(problem_.tokens) : 0;
-    return {matrix.weights().Tiles(0), matrix.kind(), experts(), sides,
-            matrix_weights_,           rows,          sort};
+    const TileView weights = matrix.weights().Tiles(0);
+    return {weights,         matrix.kind(), experts(), sides,
+            matrix_weights_, rows,          sort,      UseOf(weights, matrix.kind())};
   }
   bool MaySortThemselves() const {
     return problem_.tokens * problem_.top_k <= kMostOwnSelections && experts() <= kMostOwnExperts;
   }
   /// Rows of the GEMV kernel or of another have other sums.
   bool MayHaveManyRows() const { return problem_.determinism != Determinism::kBatchInvariant; }
-  /// The plan of the kernel for many rows, WGMMA or MMA, if that takes the matrix.
+  /// The plan of the large-M kernel, WGMMA or MMA, if that takes the matrix.
   std::optional<ManyRowsPlan> ManyRowsPlanOf(const Matrix& matrix, int sides, bool gated) const {
     if (matrix.exact || !MayHaveManyRows()) return std::nullopt;
     const ExpertTilesProblem tiles = TilesOf(matrix, sides);
@@ -141,7 +142,7 @@ class Planner {
   int64_t matrix_weights_ = 0;
 };
 
-/// Whether there are launches, all of the GEMV kernel with threads to sort so many selections.
+/// Whether there are launches, all of the GEMV kernel with threads enough to sort the selections.
 bool AllCanSort(const ExpertPhase& phase, int64_t selections) {
   const auto can = [&](const ExpertLaunch& launch) {
     return launch.kernel == ExpertKernel::kGemv &&
@@ -204,7 +205,7 @@ Status Planner::AddMatrix(const std::string& name, const ExpertOperand& operand,
   return {};
 }
 
-/// Whether one launch of a kernel for many rows can run all gates and ups and activate them, and
+/// Whether one launch of a large-M kernel can run all gates and ups and activate them, and
 /// such launches all downs.
 bool Planner::CanFuse(const Matrices& up, const Matrices& down) const {
   if (up.empty() || !ManyRowsPlanOf(up.front(), 2, true)) return false;

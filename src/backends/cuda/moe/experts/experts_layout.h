@@ -167,16 +167,20 @@ struct ExpertWgmmaArguments {
 };
 /// Two buffers of 2 KB for each of four pairs of warps.
 inline constexpr int kGatedExchangeBytes = 4 * 2 * 2048;
-/// A schedule of the kernels for many rows, then SlotsView::begin.
+/// A schedule of the large-M kernels, then SlotsView::begin.
 constexpr int64_t TileScheduleBytes(int64_t experts, int sides) {
   const int64_t bytes = ScheduleBytes(experts, sides) + (experts + 2) * int64_t{sizeof(int)};
   return (bytes + 15) / 16 * 16;
 }
 
-/// Rows of an output tile of the MMA kernel, at most: 32, 64 or 128. A tile that has no more than
-/// half of them, but for 32, has half of the columns.
+/// Rows of an output tile of the MMA kernel, at most: 32, 64 or 128. A tile of no more than half of
+/// 64 or 128 has half of the columns.
 inline constexpr int kLeastMmaRows = 32;
 inline constexpr int kMostMmaRows = 128;
+/// Zeros and biases take the registers of the sums of 64 rows.
+MARLIN_HOST_DEVICE constexpr int MostMmaRows(ParameterUse use) {
+  return use == ParameterUse::kAll ? kMostMmaRows / 2 : kMostMmaRows;
+}
 
 /// The parameters of the MMA kernel, which runs the matrices of one kind, layout and k.
 struct ExpertMmaArguments {
@@ -185,12 +189,12 @@ struct ExpertMmaArguments {
   int sides = 1;
   /// Sides are a gate and an up; the result is the gated activation, bf16, of `gate`.
   bool gated = false;
-  bool gathered = false;  ///< A slot's row is that of its token, not of the slot.
+  bool gathered = false;  ///< Row token[slot] is a slot's row, not row `slot`.
   GateView gate;
   int tile_rows = kMostMmaRows;
   int warps = kMostMmaWarps;
   int stages = 2;
-  int stages_of_few = 2;  ///< Of tiles with half of the columns.
+  int stages_of_few = 2;  ///< For tiles with half of the columns.
   SlotsView slots;
   const void* rows = nullptr;  ///< The kernel's 16-bit type, rows at multiples of 16 bytes.
   int64_t row_stride = 0;

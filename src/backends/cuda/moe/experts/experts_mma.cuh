@@ -2,14 +2,14 @@
 // capability from 8.0 on: one launch for all experts of one kind of codes.
 //
 //   output tile: 4 or 8 n-tiles of 32 outputs of a matrix, or half as many n-tiles of gates and
-//   those of their ups, one for each warp, x up to 32, 64 or 128 rows of its expert
+//   as many of their ups, one for each warp, x up to 32, 64 or 128 rows of its expert
 //
 //     expert 0                 expert 3              experts without rows have no tiles
 //     [rows   0..127: blocks]  [rows 0..31: blocks]
 //     [rows 128..140: blocks]  a tile of few rows has half of the columns
 //
-//   The mainloop is the dense kernel's (mma_mainloop.cuh), which tells what bounds it; the tile
-//   scheduler is that of the WGMMA kernel (experts_schedule.cuh). CTAs are persistent, since every
+//   The mainloop is the dense kernel's (mma_kernel.cuh tells what bounds it), the tile scheduler
+//   the WGMMA kernel's (experts_schedule.cuh). CTAs are persistent, since every
 //   one counts the tiles; several on a multiprocessor hide how each begins and ends its tiles. Rows
 //   are read where they lie, through a list of the tile's rows in shared memory: rows of tokens
 //   need no copy in the order of the slots unless their type or alignment differs.
@@ -24,10 +24,10 @@
 
 namespace marlin::cuda {
 
-/// What a CTA keeps in shared memory of its output tile, so that registers are left for sums.
+/// A CTA's output tile in shared memory, so that registers are left for sums.
 struct MmaExpertTile {
   ExpertTile tile;
-  int rows[kMostMmaRows];  ///< Of ExpertMmaArguments::rows; -1: none.
+  int rows[kMostMmaRows];  ///< In ExpertMmaArguments::rows; -1: none.
 
   /// Lists the rows. Called by all threads; __syncthreads() has to follow.
   MARLIN_DEVICE void ListRows(const ExpertMmaArguments& args) {
@@ -41,17 +41,16 @@ static_assert(sizeof(MmaExpertTile) <= kMmaExpertTileBytes);
 
 /// The rows of an output tile, for the mainloop.
 struct ListedRows {
-  const uint8_t* data;
-  int64_t stride_bytes;
-  const int* list;
+  const ExpertMmaArguments& args;
+  uint32_t list;  ///< MmaExpertTile::rows; an address of 32 bits leaves a register for sums.
 
   MARLIN_DEVICE const uint8_t* operator()(int token) const {
-    const int row = list[token];
-    return row < 0 ? nullptr : data + row * stride_bytes;
+    const int row = static_cast<int>(LoadShared4(list + static_cast<uint32_t>(token) * 4));
+    return row < 0 ? nullptr : static_cast<const uint8_t*>(args.rows) + row * args.row_stride * 2;
   }
 };
 
-/// The weights of this warp's n-tile: behind the last one another, whose sums nobody stores.
+/// The weights of this warp's n-tile: after the last one another, whose sums no thread stores.
 MARLIN_DEVICE const uint8_t* WarpWeights(const ExpertMmaArguments& args, const ExpertTile& tile) {
   const int warp = static_cast<int>(threadIdx.x) >> 5;
   const int of_matrix = args.gated ? args.warps / 2 : args.warps;
@@ -108,8 +107,8 @@ struct ExpertMmaEpilogue {
     const ExpertColumn column(matrix, n);
     const int rows = min(tile.rows - first_row, kMmaExchangeTokens);
     const float* from = exchange + Thread();
-    float* to = static_cast<float*>(args.out) +
-                (tile.first_slot + first_row) * args.out_stride + matrix.column + n;
+    float* to = static_cast<float*>(args.out) + (tile.first_slot + first_row) * args.out_stride +
+                matrix.column + n;
 #pragma unroll 4
     for (int row = 0; row < rows; ++row) {
       __stcg(to, column.Of(*from));
@@ -158,8 +157,7 @@ MARLIN_DEVICE void RunExpertTile(const ExpertMmaArguments& args, int stages, uin
                       0,
                       view.k,
                       view.tiles_of_strip};
-  const ListedRows rows = {static_cast<const uint8_t*>(args.rows), args.row_stride * 2,
-                           shared.rows};
+  const ListedRows rows = {args, SharedAddress(shared.rows)};
   float acc[kTokens / 8][2][4] = {};
   MmaMainloop<kKind, T, kTokens, kUse, Strip>(view).Run(run, rows, acc);
   __syncthreads();
@@ -210,7 +208,7 @@ const void* ExpertMmaKernels::Function(const Variant& variant) {
       case kLeastMmaRows:
         return ExpertMmaFunction<Tiles, T, kUse, kLeastMmaRows>();
       case kMostMmaRows:
-        return ExpertMmaFunction<Tiles, T, kUse, kMostMmaRows>();
+        return ExpertMmaFunction<Tiles, T, kUse, MostMmaRows(kUse)>();
       default:
         return ExpertMmaFunction<Tiles, T, kUse, 2 * kLeastMmaRows>();
     }

@@ -52,7 +52,7 @@ int TileRowsFor(const ExpertTilesProblem& problem) {
   return RowsOfWidth(width);
 }
 
-/// The plan with so many warps per CTA.
+/// The plan with a number of warps per CTA.
 std::optional<ExpertGemvPlan> PlanGemvOf(const ExpertTilesProblem& problem,
                                          const DeviceShape& device, int warps) {
   ExpertGemvPlan plan;
@@ -153,8 +153,8 @@ std::optional<ExpertWgmmaPlan> PlanExpertWgmma(const ExpertTilesProblem& problem
 
 namespace {
 
-/// Rows per expert from which on the MMA kernel takes over: the numbers of Hopper, or where the GEMV
-/// kernel would read weights more than once.
+/// Rows per expert from which on the MMA kernel takes over: the numbers of Hopper, or where the
+/// GEMV kernel would read weights more than once.
 int64_t LeastRowsOfMma(const ExpertTilesProblem& problem, const DeviceShape& device) {
   const auto gemv = PlanExpertGemv(problem, device);
   const int64_t most = gemv ? gemv->arguments.tile_rows : 0;
@@ -168,9 +168,9 @@ struct MmaTiling {
   double cycles = 0;  ///< The estimate, for comparisons.
 };
 
-/// As FitMma, of CTAs that keep `own` bytes beside the pipeline.
-MmaFit FitMmaBeside(int64_t own, int tile_bytes, int tile_rows, int warps,
-                    const DeviceShape& device) {
+/// As FitMma, of CTAs with `own` bytes in addition to the pipeline.
+MmaFit FitMmaWith(int64_t own, int tile_bytes, int tile_rows, int warps,
+                  const DeviceShape& device) {
   constexpr int kMostResident = 4;
   constexpr int kEnough = 3;  ///< Stages that are worth more than another CTA.
   for (int resident = kMostResident; resident > 0; --resident) {
@@ -197,11 +197,12 @@ double CyclesOfTiles(const ExpertTilesProblem& problem, const DeviceShape& devic
 MmaTiling TilingOf(const ExpertTilesProblem& problem, int sides, int64_t own,
                    const DeviceShape& device) {
   MmaTiling best;
-  for (int rows = kLeastMmaRows; rows <= kMostMmaRows; rows *= 2) {
+  const int most = MostMmaRows(problem.use);
+  for (int rows = kLeastMmaRows; rows <= most; rows *= 2) {
     // Most experts, whose numbers of rows differ, have one tile.
     if (rows > kLeastMmaRows && rows / 2 >= 2 * problem.rows_per_expert) break;
     for (const int warps : {4, kMostMmaWarps}) {
-      MmaTiling tiling = {rows, FitMmaBeside(own, problem.weights.tile_bytes, rows, warps, device)};
+      MmaTiling tiling = {rows, FitMmaWith(own, problem.weights.tile_bytes, rows, warps, device)};
       if (tiling.fit.stages == 0) continue;
       tiling.cycles = CyclesOfTiles(problem, device, sides, tiling);
       if (best.tile_rows == 0 || tiling.cycles < best.cycles) best = tiling;

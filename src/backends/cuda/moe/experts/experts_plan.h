@@ -19,6 +19,7 @@ struct ExpertTilesProblem {
   int64_t matrix_weights = 0;   ///< In one matrix of an expert, hidden x inner.
   int64_t rows_per_expert = 1;  ///< On average.
   int64_t own_sort_bytes = 0;   ///< OwnSortBytes, if CTAs may have to sort.
+  ParameterUse use = ParameterUse::kOneScale;
 };
 
 struct ExpertGemvPlan {

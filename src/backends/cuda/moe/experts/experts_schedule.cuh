@@ -25,7 +25,7 @@ MARLIN_DEVICE void CountItems(int threads, int count, const ItemsOf& items_of, i
   if (thread == threads - 1) first[count] = item;
 }
 
-/// An output tile of the kernels for many rows: outputs of a matrix x rows of its expert.
+/// An output tile of the large-M kernels: outputs of a matrix x rows of its expert.
 struct ExpertTile {
   const TileExpert* matrix = nullptr;  ///< Gated: the gate, followed by the up.
   int block = 0;  ///< Block of outputs, or of half as many gates and their ups.
