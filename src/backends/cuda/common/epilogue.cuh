@@ -89,9 +89,8 @@ MARLIN_DEVICE void StorePair(const EpilogueView& view, int64_t at, float2 value,
   const bool small = view.type != Element::kF32;
   auto* to = static_cast<uint8_t*>(view.out) + at * (small ? 2 : 4);
   if (both && small && (reinterpret_cast<uintptr_t>(to) & 3) == 0) {
-    *reinterpret_cast<uint32_t*>(to) = view.type == Element::kBf16
-                                           ? Bf16x2::Pack(value.x, value.y)
-                                           : F16x2::Pack(value.x, value.y);
+    *reinterpret_cast<uint32_t*>(to) = view.type == Element::kBf16 ? Bf16x2::Pack(value.x, value.y)
+                                                                   : F16x2::Pack(value.x, value.y);
     return;
   }
   StoreFloat(view.out, view.type, at, value.x);
