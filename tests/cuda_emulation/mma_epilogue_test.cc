@@ -2,7 +2,9 @@
 // sums, in every form, and the same bits at every width.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <random>
 #include <vector>
 
 #include "backends/cuda/common/tile_gemm.h"
@@ -38,7 +40,18 @@ class MmaSums {
     for (int j = 0; j < given.n; ++j) biases_.push_back(static_cast<float>(j % 5 - 2));
   }
 
-  /// out and the number of bits of every output that were stored.
+  /// Activations whose products are not exact.
+  void Roughen() {
+    std::mt19937 random(5);
+    for (int i = 0; i < given_.m; ++i) {
+      for (int j = 0; j < given_.k; ++j) {
+        const auto value = static_cast<float>(static_cast<int>(random() % 2001) - 1000) / 777;
+        a_.numbers()[i * a_.stride + j] = FloatToBf16(value);
+      }
+    }
+  }
+
+  /// The outputs of one launch; padding of rows must not be stored.
   template <int kTokens>
   std::vector<float> Run(Element type, bool decorated, uint32_t seed = 0) {
     TileProblem tiles = {
@@ -161,6 +174,20 @@ TEST(MmaEpilogue, StoresGatesWithTheirUps) {
 
 TEST(MmaEpilogue, ReducesGatesThatLieApart) {
   ExpectExact<32>({.n = 140, .k = 1024, .splits = 2, .gated = true});
+}
+
+/// Batch invariance: a row's bits depend neither on the width nor on the number of rows.
+TEST(MmaSums, HasTheSameBitsAtEveryWidth) {
+  MmaSums sums({.m = 36, .n = 64, .k = 700});
+  sums.Roughen();
+  const std::vector<float> narrow = sums.Run<16>(Element::kF32, false);
+  EXPECT_EQ(sums.Run<32>(Element::kF32, false), narrow);
+  EXPECT_EQ(sums.Run<64>(Element::kF32, false), narrow);
+  EXPECT_EQ(sums.Run<128>(Element::kF32, false), narrow);
+  MmaSums fewer({.m = 5, .n = 64, .k = 700});
+  fewer.Roughen();
+  const std::vector<float> rows = fewer.Run<16>(Element::kF32, false);
+  EXPECT_TRUE(std::equal(rows.begin(), rows.end(), narrow.begin()));
 }
 
 TEST(MmaEpilogue, AddsSplits) {
