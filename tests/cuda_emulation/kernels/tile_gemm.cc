@@ -1,0 +1,1 @@
+#include "backends/cuda/common/tile_gemm.cc"
