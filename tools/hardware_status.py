@@ -5,7 +5,7 @@ Usage: tools/hardware_status.py [--check]
 
 Evidence of a run is a record of bench/records/ that names the device, or the pinned counts of
 conformance cases (tests/conformance/expected_counts*.json), which are written where the kernels
-run. Metal's pinned counts are the simulator's.
+run, except those that say that they are predicted. Metal's pinned counts are the simulator's.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SOURCES = {
     "cuda": [
         (r"marlin_gemv(_sparse)?_mma", "gemv_kernel.cuh", "GemvKernel("),
         (r"marlin_gemm(_sparse)?_wgmma", "wgmma_kernel.cuh", "WgmmaKernel("),
-        (r"marlin_gemm(_sparse)?_mma", "mma_kernel.cuh", "MmaKernel("),
+        (r"marlin_gemm(_sparse|_fp8)?_mma", "mma_kernel.cuh", "MmaKernel("),
         (r"marlin_gemm_fp8_wgmma", "fp8_kernel.cuh", "Fp8Kernel("),
         (r"marlin_gemm_fp8_mma", "fp8_quantize.cu", "RoundRowsKernel("),
         (r"marlin_gemm_cuda_exact", "exact_kernel.cuh", "ExactGemmKernel("),
@@ -156,22 +156,23 @@ def places(backend: str, kernel: str, root: Path, records: list[dict[str, Any]])
         models |= benched(record).get((backend, kernel), set())
     prefix = {"cuda": "nvidia-gpu", "cpu": "cpu", "metal": "apple-gpu"}[backend]
     found += [f"`{prefix}:{model}`" for model in sorted(models)]
-    pinned = read_json(root / "tests" / "conformance" / counts_file)
-    if pinned.get(kernel, {}).get("passed", 0) > 0 and (backend == "metal" or not models):
+    if has_passed(root, counts_file, kernel) and (backend == "metal" or not models):
         found.append("`emulator`" if kernel.endswith("_neon") else f"`{counted_on}`")
     if backend == "cuda":
-        found += [f"`{counted_on}, code of {code / 10}`" for code in FORCED
-                  if forced_counts(root, code).get(kernel, {}).get("passed", 0) > 0]
+        found += [f"`{counted_on}, code of {code / 10}`" for code, counts in FORCED.items()
+                  if has_passed(root, counts, kernel)]
     return [place for place in found if place] or ["`not-run`"]
 
 
-def forced_counts(root: Path, code: int) -> Any:
-    return read_json(root / "tests" / "conformance" / FORCED[code])
+def has_passed(root: Path, counts_file: str, kernel: str) -> bool:
+    """Returns whether cases of a kernel passed where a file's counts were written."""
+    row = read_json(root / "tests" / "conformance" / counts_file).get(kernel, {})
+    return bool(row.get("passed", 0) > 0 and not row.get("predicted"))
 
 
 def cards(root: Path) -> str:
     """Returns which GPUs CUDA is written for, and which of their code has run anywhere."""
-    ran = [str(code / 10) for code in FORCED if forced_counts(root, code)]
+    ran = [str(code / 10) for code, counts in FORCED.items() if has_passed(root, counts, "planned")]
     tested = f": tested as {' and '.join(ran)} code on Hopper" if ran else ", nor on another yet"
     return CARDS.format(tested)
 

@@ -36,7 +36,7 @@ describe() {
     fuzz) echo "75 min  MARLIN_FUZZ_SECONDS=600 of each target, one on each processor" ;;
     vllm) echo "30 min  the plug-in in the engines of two versions of vLLM" ;;
     alone) echo "45 min  every file compiled by itself, as editors see it, not in batches" ;;
-    cuda) echo "60 min  CUDA compiles: every code kind for 8.0 and 9.0a, one for every GPU; nothing runs" ;;
+    cuda) echo "60 min  CUDA compiles, not run: all kinds for 8.0 and 9.0a, one for every GPU" ;;
     aarch64) echo "90 min  units, properties and conformance for 64-bit Arm under qemu" ;;
   esac
 }

@@ -30,7 +30,7 @@ std::string CountsPath(const std::string& path, const std::optional<DeviceProper
 
 /// Compares with the pinned counts, of code 8.0 where a later code has none: a row that this
 /// machine can run must not pass fewer cases than pinned, nor have more unsupported or mistrusted
-/// ones. Returns one line per violation.
+/// ones. Returns one line per violation. Rows are "predicted" until WriteCounts has counted them.
 std::vector<std::string> CompareCounts(const Machine& machine, const Counts& counts,
                                        const std::string& path);
 

@@ -13,9 +13,16 @@
 #include "../unit/backends/cuda/attention_problem.h"
 #include "../unit/backends/cuda/cards.h"
 #include "backends/cuda/attention/attention_launch.h"
+#include "backends/cuda/common/device_code.cuh"
 #include "cuda_emulation/emulate.h"
 
 namespace cuda_emulation {
+
+/// Whether a case is run: code of 10.0 differs from code of 8.0 in conversions of codes and in bulk
+/// copies.
+inline bool IsRun(bool fp8, bool bulk_copies = false) {
+  return fp8 || bulk_copies || !marlin::cuda::kHasTma;
+}
 
 /// Results in memory that begins as NaN.
 inline std::vector<float> RunAttention(

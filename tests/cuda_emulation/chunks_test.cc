@@ -113,14 +113,16 @@ class Mixer {
         const std::vector<double> want = step(sequence, row, state);
         for (int i = 0; i < args_.value_dim; ++i) {
           const int at = (row * args_.value_heads + head) * args_.value_dim + i;
-          ASSERT_NEAR(sums_[static_cast<size_t>(at)], want[static_cast<size_t>(i)], 0.02)
+          ASSERT_NEAR(sums_[static_cast<size_t>(at)], want[static_cast<size_t>(i)],
+                      0.02 + 0.002 * std::abs(want[static_cast<size_t>(i)]))
               << "row " << row << ", feature " << i;
         }
       }
       const int to = tables_[static_cast<size_t>(2 * sequence + 1)];
       for (int64_t i = 0; i < elements; ++i) {
         ASSERT_NEAR(states_[static_cast<size_t>(to * page_ + place + i)],
-                    state[static_cast<size_t>(i)], 0.02)
+                    state[static_cast<size_t>(i)],
+                    0.02 + 0.002 * std::abs(state[static_cast<size_t>(i)]))
             << "sequence " << sequence << ", element " << i;
       }
     }

@@ -41,6 +41,34 @@ RowsView View(std::vector<uint16_t>& of, int outer, int inner, int width) {
   return rows;
 }
 
+void Expect(const std::vector<uint16_t>& out, int64_t at, double expected) {
+  const float actual = Bf16ToFloat(out[static_cast<size_t>(at)]);
+  ASSERT_NEAR(actual, expected, 0.01 + std::abs(expected) / 200) << at;
+}
+
+/// The weights of a head.
+struct HeadWeights {
+  const Numbers& numbers;
+  int64_t first;
+  int64_t input_stride;
+  int64_t output_stride;
+  int inputs;
+  int outputs;
+};
+
+/// Expects the products of the latent at `latent` with every fifth output of a head.
+void ExpectProducts(const Numbers& latents, int64_t latent, const HeadWeights& weights,
+                    const std::vector<uint16_t>& out, int64_t at) {
+  for (int j = 0; j < weights.outputs; j += 5) {
+    double sum = 0;
+    for (int i = 0; i < weights.inputs; ++i) {
+      const int64_t place = weights.first + i * weights.input_stride + j * weights.output_stride;
+      sum += latents.At(latent + i) * weights.numbers.At(place);
+    }
+    Expect(out, at + j, sum);
+  }
+}
+
 void Compare(int rank, int rope, int nope, int value_dim, bool fp8) {
   constexpr int kHeads = 2;
   const int width = rank + rope;
@@ -83,12 +111,8 @@ void Compare(int rank, int rope, int nope, int value_dim, bool fp8) {
   args.out = reinterpret_cast<uint8_t*>(out.data());
   args.page_stride = stride;
   args.errors = {&record, &any};
-  ASSERT_EQ(LaunchOnMatrixUnits(args, nullptr), cudaSuccess);
+  ASSERT_EQ(LaunchMatrixExpandLatents(args, nullptr), cudaSuccess);
   ASSERT_EQ(cuda_emulation::TakeFindings(), "");
-  const auto expect = [&](int64_t at, double expected) {
-    const float actual = Bf16ToFloat(out[static_cast<size_t>(at)]);
-    ASSERT_NEAR(actual, expected, 0.01 + std::abs(expected) / 200) << at;
-  };
   for (int page = 0; page < 2; ++page) {
     for (int token = 0; token < tokens[static_cast<size_t>(page)]; token += 3) {
       const int64_t latent =
@@ -96,23 +120,16 @@ void Compare(int rank, int rope, int nope, int value_dim, bool fp8) {
       for (int head = 0; head < kHeads; ++head) {
         const int64_t place = int64_t{head} * kPageTokens + token;
         const int64_t key = page * stride + place * key_dim;
+        ExpectProducts(latents, latent, {keys, int64_t{head} * rank * nope, nope, 1, rank, nope},
+                       out, key);
+        for (int j = 0; j < rope; ++j) {
+          Expect(out, key + nope + j, latents.At(latent + rank + j));
+        }
         const int64_t value =
             page * stride + int64_t{kHeads} * kPageTokens * key_dim + place * value_dim;
-        for (int j = 0; j < nope; j += 5) {
-          double sum = 0;
-          for (int i = 0; i < rank; ++i) {
-            sum += latents.At(latent + i) * keys.At((int64_t{head} * rank + i) * nope + j);
-          }
-          expect(key + j, sum);
-        }
-        for (int j = 0; j < rope; ++j) expect(key + nope + j, latents.At(latent + rank + j));
-        for (int j = 0; j < value_dim; j += 5) {
-          double sum = 0;
-          for (int i = 0; i < rank; ++i) {
-            sum += latents.At(latent + i) * values.At((int64_t{head} * value_dim + j) * rank + i);
-          }
-          expect(value + j, sum);
-        }
+        ExpectProducts(latents, latent,
+                       {values, int64_t{head} * value_dim * rank, 1, rank, rank, value_dim}, out,
+                       value);
       }
     }
   }

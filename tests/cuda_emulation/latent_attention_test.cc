@@ -7,12 +7,15 @@ namespace marlin::cuda::latent_attention_emulation_test {
 namespace {
 
 using cuda_emulation::ExpectNear;
+using cuda_emulation::IsRun;
 using cuda_emulation::RunAttention;
 
 void Compare(const AttentionCase& of) {
+  if (!IsRun(of.fp8)) return;
   const AttentionProblem problem(of, {{1, 150}, {9, 60}, {1, 0}});
   const std::vector<double> expected = problem.Results();
   for (const int shared_kib : {99, 227}) {
+    if (of.fp8 && shared_kib != 99) continue;
     SCOPED_TRACE(of.Name() + " " + std::to_string(shared_kib));
     DeviceShape device;
     device.has_wgmma = false;
@@ -29,10 +32,9 @@ AttentionCase Latents(int key_dim, int value_dim, bool fp8, int group) {
 
 TEST(LatentAttention, RowsOfOneOrTwoGroups) {
   for (const bool fp8 : {false, true}) {
-    Compare(Latents(576, 512, fp8, 4));
-    Compare(Latents(576, 512, fp8, 16));
+    Compare(Latents(576, 512, fp8, fp8 ? 16 : 4));
   }
-  Compare(Latents(96, 64, false, 16));
+  Compare(Latents(272, 256, false, 16));
 }
 
 TEST(LatentAttention, ValuesApart) {

@@ -156,7 +156,7 @@ TEST(MmaEpilogue, StoresEveryForm) {
 
 TEST(MmaEpilogue, StoresGatesWithTheirUps) {
   ExpectExact<16>({.n = 192, .gated = true});
-  ExpectExact<64>({.m = 70, .n = 448, .gated = true, .extra_stride = 1});
+  ExpectExact<64>({.m = 70, .n = 320, .k = 256, .gated = true, .extra_stride = 1});
 }
 
 TEST(MmaEpilogue, ReducesGatesThatLieApart) {
@@ -164,8 +164,8 @@ TEST(MmaEpilogue, ReducesGatesThatLieApart) {
 }
 
 TEST(MmaEpilogue, AddsSplits) {
-  ExpectExact<16>({.n = 256, .k = 2048, .splits = 4});
-  ExpectExact<128>({.m = 130, .n = 192, .k = 1030, .splits = 2, .gated = true});
+  ExpectExact<16>({.n = 160, .k = 2048, .splits = 4});
+  ExpectExact<128>({.m = 20, .n = 64, .k = 1030, .splits = 2, .gated = true});
 }
 
 }  // namespace

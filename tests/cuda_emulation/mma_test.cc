@@ -71,9 +71,9 @@ void ExpectExact(const MmaCase& given) {
   const dim3 grid(static_cast<unsigned>(plan.items), static_cast<unsigned>(args.splits));
   const dim3 block(static_cast<unsigned>(plan.warps * 32));
   for (const uint32_t seed : {0u, 7u}) {
-    ASSERT_EQ(cuda_emulation::EmulateUntyped(kernel, {grid, block, plan.shared_bytes, seed},
-                                             parameters),
-              "");
+    ASSERT_EQ(
+        cuda_emulation::EmulateUntyped(kernel, {grid, block, plan.shared_bytes, seed}, parameters),
+        "");
     if (plan.partials) {
       LaunchReducePartials(sums, args.splits, a.m, args.epilogue, true, nullptr);
       ASSERT_EQ(cuda_emulation::TakeFindings(), "");

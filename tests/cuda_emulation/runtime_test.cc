@@ -71,7 +71,8 @@ TEST(Emulation, NamesWhatThreadsWaitFor) {
 void RaiseAndWait(float* flags, int last) {
   if (threadIdx.x != 0) return;
   PublishSums(flags + 4 * blockIdx.x, {1, 1, 1, 1});
-  while (PollSums(flags + 4 * last).x == 0) {}
+  while (PollSums(flags + 4 * last).x == 0) {
+  }
 }
 
 TEST(Emulation, LetsBlocksWaitForOneAnother) {

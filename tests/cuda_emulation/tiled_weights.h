@@ -200,7 +200,8 @@ class TiledWeights {
     const int blocks = (shape_.n + kBlockOutputs - 1) / kBlockOutputs;
     // Bulk copies and cp.async need aligned tiles.
     tiles_.resize(static_cast<size_t>(to.tile_bytes) * static_cast<size_t>(to.tiles_of_strip) *
-                      static_cast<size_t>(blocks * kStripsOfBlock) / 16 + 1);
+                      static_cast<size_t>(blocks * kStripsOfBlock) / 16 +
+                  1);
     job_.tiles = reinterpret_cast<uint8_t*>(tiles_.data());
     to.tiles = job_.tiles;
     job_.kind = shape_.kind;

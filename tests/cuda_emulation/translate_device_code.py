@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Translates CUDA sources so that a C++ compiler for the host compiles them, line by line:
 
-    asm("add.u32 %0, ..." : "=r"(a) : "r"(b));   ::cuda_emulation::ptx::add_u32("add.u32 ...", a, b);
+    asm("add.u32 %0, ..." : "=r"(a) : "r"(b));   ::cuda_emulation::ptx::add_u32("...", a, b);
     extern __shared__ float memory[];            a pointer to the block's dynamic shared memory
     __shared__ float sums[4];                    a reference into the block's shared memory
-    Kernel<T><<<grid, threads>>>(arguments);     ::cuda_emulation::OnGrid(Kernel<T>, ...)(arguments);
+    Kernel<T><<<grid, threads>>>(arguments);     ::cuda_emulation::OnGrid(Kernel<T>, ...)(...);
     reinterpret_cast<const void*>(&Kernel<T>)    ::cuda_emulation::Untyped(&Kernel<T>)
 
 An instruction that ptx.h does not emulate becomes ptx::Unknown, a finding where it runs.
@@ -129,7 +129,8 @@ def translate(text: str, known: set[str]) -> str:
         r"\2* const \3 = static_cast<\2*>(::cuda_emulation::DynamicShared());", text)
     text = STATIC_SHARED.sub(translate_shared, text)
     text = UNTYPED.sub("::cuda_emulation::Untyped(", text)
-    return LAUNCH.sub(lambda m: keep_lines(m[0], f"::cuda_emulation::OnGrid({m[1]}, {m[2]})("), text)
+    return LAUNCH.sub(
+        lambda m: keep_lines(m[0], f"::cuda_emulation::OnGrid({m[1]}, {m[2]})("), text)
 
 
 def main() -> None:

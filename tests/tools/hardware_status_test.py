@@ -139,7 +139,10 @@ class HardwareStatus(unittest.TestCase):
     def test_code_of_an_older_gpu_is_told_apart(self) -> None:
         self.assertIn("never run on those cards**, nor on another yet.",
                       hardware_status.page(self.root))
-        self.write("tests/conformance/expected_counts_cuda_80.json", {"marlin_one": {"passed": 5}})
+        counts = {"marlin_one": {"passed": 5}, "planned": {"passed": 5},
+                  "marlin_two": {"passed": 5, "predicted": True}}
+        self.write("tests/conformance/expected_counts_cuda_80.json", counts)
+        self.assertEqual(self.lines("marlin_two")[1], "`not-run`")
         run = {"device": {"name": "cuda:0", "model": "A GPU"}, "level": "code of 8.0, forced",
                "results": [{"kernel": "marlin_two@64x1"}]}
         self.write("bench/records/forced-gpu.json", {"runs": [run]})

@@ -14,7 +14,7 @@ namespace marlin {
 enum class Grade : uint8_t {
   kExact,        ///< fp32 weight (scale * (value - zero) rounded once) times fp32 activation.
   kBf16Compute,  ///< The weight rounded once more to bf16; bf16 activations.
-  kW4A8,         ///< Quantized activations (int8 per 32 k, e4m3 per row), scales on fp32 sums.
+  kW4A8,         ///< Quantized activations: int8 per 32 k, e4m3 per row.
 };
 const char* GradeName(Grade grade);
 

@@ -16,7 +16,7 @@ constexpr size_t kStaticBytes = size_t{64} << 10;
 constexpr uint32_t kWindow = 1024;
 /// In memory that nothing was written to: NaN in every type.
 constexpr int kPoison = 0xff;
-/// What lies in shared memory where an mbarrier is.
+/// The content of shared memory where an mbarrier is.
 constexpr uint64_t kBarrierBits = 0xb0a7b0a7b0a7b0a7u;
 
 /// Where the order is random: of warps and blocks, in threads that run until they give way.
@@ -117,10 +117,12 @@ Block::Outcome Block::Run() {
   }
 }
 
-void Block::Fail(const std::string& finding) {
+void Block::Fail(std::string finding) {
   if (finding_.empty()) {
     finding_ = "thread " + std::to_string(current_->number) + ": " + finding;
   }
+  // The fiber is left for good, without destructors.
+  std::string().swap(finding);
   for (;;) current_->fiber.GiveWay();
 }
 
@@ -314,12 +316,11 @@ void Block::PerformCopies(Thread* thread, int64_t before) {
 }
 
 void Block::ArriveWithCopies(const char* what, uint32_t barrier) {
-  BarrierAt(what, barrier).on_the_way.push_back(
-      {.thread = current_, .copies = current_->copies_issued});
+  BarrierAt(what, barrier)
+      .on_the_way.push_back({.thread = current_, .copies = current_->copies_issued});
 }
 
-void Block::CopyBulk(const char* what, uint32_t to, const void* from, int bytes,
-                     uint32_t barrier) {
+void Block::CopyBulk(const char* what, uint32_t to, const void* from, int bytes, uint32_t barrier) {
   std::byte* const place = SharedBytes(what, to, bytes, 16);
   if (bytes % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0) {
     Fail(std::string(what) + ": not whole, aligned 16 bytes");

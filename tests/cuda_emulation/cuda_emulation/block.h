@@ -23,7 +23,7 @@ struct PendingCopy {
   const std::byte* from;
   int bytes;
   int size;
-  int64_t number;  ///< Of the thread's copies.
+  int64_t number;  ///< Among the thread's copies.
 
   void Perform() const;
 };
@@ -33,11 +33,11 @@ struct Thread {
   uint3 index = {};
   int number = 0;
   bool ended = false;
-  /// What it waits, or has waited, for: an instruction, and which barrier or lanes.
+  /// The last wait: an instruction, and which barrier or lanes.
   const char* instruction = "nothing";
   const char* of = "";
   uint32_t operand = 0;
-  Votes votes;            ///< Of the barrier that it left last.
+  Votes votes;  ///< At the barrier that it left last.
 
   std::vector<PendingCopy> copies;
   int64_t copies_issued = 0;
@@ -59,14 +59,14 @@ class Block {
 
   const std::string& finding() const { return finding_; }
   uint3 index() const { return index_; }
-  /// Threads that began to run, but for those that had polled.
+  /// Threads that began to run, except for those that had polled.
   int64_t progress() const { return progress_; }
-  /// What all threads wait for.
+  /// The waits of all threads.
   std::string DescribeWaits() const;
 
   // Called by the running thread; as the functions of runtime.h.
   Thread& current() { return *current_; }
-  [[noreturn]] void Fail(const std::string& finding);
+  [[noreturn]] void Fail(std::string finding);
   void* dynamic_shared() { return shared_; }
   void* StaticShared(const void* key, size_t bytes, size_t alignment);
   uint32_t SharedAddress(const void* pointer);
@@ -129,7 +129,7 @@ class Block {
   int64_t progress_ = 0;
   Thread* current_ = nullptr;
   std::vector<std::deque<Thread*>> ready_;  ///< By warp.
-  std::vector<size_t> order_;               ///< Of warps.
+  std::vector<size_t> order_;               ///< The warps, the first that takes its turn first.
   int ready_count_ = 0;
   std::vector<Thread*> polling_;
   std::string finding_;
@@ -145,7 +145,7 @@ class Block {
   std::map<uint32_t, MemoryBarrier> memory_barriers_;
 };
 
-/// What the threads of blocks that are made from now on run.
+/// Sets the function that threads of new blocks run.
 void SetKernel(const std::function<void()>* thread);
 
 /// The block whose thread runs.

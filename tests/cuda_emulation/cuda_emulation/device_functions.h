@@ -18,18 +18,22 @@ using std::isinf;
 using std::isnan;
 
 template <typename A, typename B>
-  requires std::is_arithmetic_v<A> && std::is_arithmetic_v<B>
+requires std::is_arithmetic_v<A> && std::is_arithmetic_v<B>
 constexpr auto min(A a, B b) {
   using C = std::common_type_t<A, B>;
-  if constexpr (std::is_floating_point_v<C>) return std::fmin(C(a), C(b));
-  else return C(a) < C(b) ? C(a) : C(b);
+  if constexpr (std::is_floating_point_v<C>)
+    return std::fmin(C(a), C(b));
+  else
+    return C(a) < C(b) ? C(a) : C(b);
 }
 template <typename A, typename B>
-  requires std::is_arithmetic_v<A> && std::is_arithmetic_v<B>
+requires std::is_arithmetic_v<A> && std::is_arithmetic_v<B>
 constexpr auto max(A a, B b) {
   using C = std::common_type_t<A, B>;
-  if constexpr (std::is_floating_point_v<C>) return std::fmax(C(a), C(b));
-  else return C(a) < C(b) ? C(b) : C(a);
+  if constexpr (std::is_floating_point_v<C>)
+    return std::fmax(C(a), C(b));
+  else
+    return C(a) < C(b) ? C(b) : C(a);
 }
 
 [[noreturn]] inline void __trap() { cuda_emulation::Fail("__trap()"); }
@@ -104,15 +108,25 @@ inline float __int2float_rn(int x) { return static_cast<float>(x); }
 
 // Memory.
 template <typename T>
-T __ldg(const T* from) { return *from; }
+T __ldg(const T* from) {
+  return *from;
+}
 template <typename T>
-T __ldcg(const T* from) { return *from; }
+T __ldcg(const T* from) {
+  return *from;
+}
 template <typename T>
-T __ldcs(const T* from) { return *from; }
+T __ldcs(const T* from) {
+  return *from;
+}
 template <typename T>
-void __stcg(T* to, const std::type_identity_t<T>& value) { *to = value; }
+void __stcg(T* to, const std::type_identity_t<T>& value) {
+  *to = value;
+}
 template <typename T>
-void __stcs(T* to, const std::type_identity_t<T>& value) { *to = value; }
+void __stcs(T* to, const std::type_identity_t<T>& value) {
+  *to = value;
+}
 inline size_t __cvta_generic_to_shared(const void* pointer) {
   return cuda_emulation::SharedAddress(pointer);
 }
@@ -221,9 +235,8 @@ T Reduce(const char* what, uint32_t mask, T value, const Combine& combine) {
 inline void __syncwarp(unsigned mask = ~0u) { cuda_emulation::SyncWarp(mask); }
 template <typename T>
 T __shfl_sync(unsigned mask, T value, int from, int width = 32) {
-  return cuda_emulation::Shuffle("__shfl_sync", mask, value, [=](int lane) {
-    return (lane & -width) | (from & (width - 1));
-  });
+  return cuda_emulation::Shuffle("__shfl_sync", mask, value,
+                                 [=](int lane) { return (lane & -width) | (from & (width - 1)); });
 }
 template <typename T>
 T __shfl_xor_sync(unsigned mask, T value, int with, int width = 32) {

@@ -18,7 +18,8 @@ std::string Emulate(void (*kernel)(Parameters...), const Shape& shape,
   return Run(shape, [&] { kernel(parameters...); });
 }
 
-/// What launches in translated sources become; TakeFindings returns the findings of these.
+/// Launches in translated sources call OnGrid or EmulateUntyped; their findings are kept for
+/// TakeFindings.
 inline std::string& Findings() {
   static std::string findings;
   return findings;
@@ -46,7 +47,8 @@ const void* Untyped(void (*kernel)(Parameters...)) {
     return [&]<size_t... kPlaces>(std::index_sequence<kPlaces...>) {
       return Emulate(kernel, shape,
                      *static_cast<std::remove_const_t<Parameters>*>(parameters[kPlaces])...);
-    }(std::index_sequence_for<Parameters...>());
+    }
+    (std::index_sequence_for<Parameters...>());
   });
   return address;
 }

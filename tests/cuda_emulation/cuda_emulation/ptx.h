@@ -1,6 +1,6 @@
-// The PTX instructions that kernels have in `asm` statements. translate_device_code.py calls them by
-// their names with the text of the instruction and the statement's operands: a new instruction needs
-// a function here.
+// The PTX instructions that kernels have in `asm` statements. translate_device_code.py calls them
+// by their names with the text of the instruction and the statement's operands: a new instruction
+// needs a function here.
 #pragma once
 
 #include <bit>
@@ -23,17 +23,21 @@ inline void Unknown(const char* text, const Operands&...) {
 
 template <typename T>
 uint32_t Bits(T value) {
-  if constexpr (std::is_same_v<T, float>) return std::bit_cast<uint32_t>(value);
-  else return static_cast<uint32_t>(value);
+  if constexpr (std::is_same_v<T, float>)
+    return std::bit_cast<uint32_t>(value);
+  else
+    return static_cast<uint32_t>(value);
 }
 template <typename T>
 void Set(T& to, uint32_t bits) {
-  if constexpr (std::is_same_v<T, float>) to = std::bit_cast<float>(bits);
-  else to = static_cast<T>(bits);
+  if constexpr (std::is_same_v<T, float>)
+    to = std::bit_cast<float>(bits);
+  else
+    to = static_cast<T>(bits);
 }
 
-/// Operand `place` of an instruction whose operands are numbers in its text or registers; 0 where it
-/// has fewer.
+/// Operand `place` of an instruction whose operands are numbers in its text or registers; 0 where
+/// it has fewer.
 template <typename... Registers>
 int OperandAt(const char* text, int place, Registers... registers) {
   const int values[] = {0, static_cast<int>(registers)...};
@@ -112,11 +116,8 @@ inline void cp_async_wait_all(const char*) { WaitForAllCopies(); }
 inline void cp_async_mbarrier_arrive_noinc_shared_cta_b64(const char* text, uint32_t barrier) {
   ArriveWithCopies(text, barrier);
 }
-inline void cp_async_bulk_shared_cluster_global_mbarrier_complete_tx_bytes(const char* text,
-                                                                           uint32_t to,
-                                                                           const void* from,
-                                                                           int bytes,
-                                                                           uint32_t barrier) {
+inline void cp_async_bulk_shared_cluster_global_mbarrier_complete_tx_bytes(
+    const char* text, uint32_t to, const void* from, int bytes, uint32_t barrier) {
   CopyBulk(text, to, from, bytes, barrier);
 }
 inline void cp_async_bulk_prefetch_L2_global(const char*, const void*, int) {}
@@ -245,8 +246,8 @@ inline void cvt_rn_satfinite_e4m3x2_f32(const char*, uint16_t& d, float high, fl
   d = __nv_cvt_float2_to_fp8x2({low, high}, __NV_SATFINITE, __NV_E4M3);
 }
 inline void cvt_rn_satfinite_e4m3x2_f16x2(const char*, uint16_t& d, uint32_t pair) {
-  d = __nv_cvt_halfraw2_to_fp8x2(
-      {static_cast<uint16_t>(pair), static_cast<uint16_t>(pair >> 16)}, __NV_SATFINITE, __NV_E4M3);
+  d = __nv_cvt_halfraw2_to_fp8x2({static_cast<uint16_t>(pair), static_cast<uint16_t>(pair >> 16)},
+                                 __NV_SATFINITE, __NV_E4M3);
 }
 inline void cvt_rn_f16x2_e4m3x2(const char*, uint32_t& d, uint16_t codes) {
   const __half2_raw halves = __nv_cvt_fp8x2_to_halfraw2(codes, __NV_E4M3);
@@ -264,13 +265,12 @@ inline void mov_b64(const char*, uint64_t& d, uint32_t low, uint32_t high) {
 
 // Matrices of a warp.
 inline void ldmatrix_sync_aligned_m8n8_x4_shared_b16(const char* text, uint32_t& r0, uint32_t& r1,
-                                                     uint32_t& r2, uint32_t& r3,
-                                                     uint32_t address) {
+                                                     uint32_t& r2, uint32_t& r3, uint32_t address) {
   LoadMatrices(text, address, false, {&r0, &r1, &r2, &r3});
 }
 inline void ldmatrix_sync_aligned_m8n8_x4_trans_shared_b16(const char* text, uint32_t& r0,
-                                                           uint32_t& r1, uint32_t& r2,
-                                                           uint32_t& r3, uint32_t address) {
+                                                           uint32_t& r1, uint32_t& r2, uint32_t& r3,
+                                                           uint32_t address) {
   LoadMatrices(text, address, true, {&r0, &r1, &r2, &r3});
 }
 inline void ldmatrix_sync_aligned_m8n8_x2_shared_b16(const char* text, uint32_t& r0, uint32_t& r1,
@@ -296,10 +296,10 @@ inline void movmatrix_sync_aligned_m8n8_trans_b16(const char* text, uint32_t& tu
   turned = TurnMatrix(text, pair);
 }
 
-#define CUDA_EMULATION_MMA(name, Format)                                                       \
-  inline void name(const char* text, float& c0, float& c1, float& c2, float& c3, uint32_t a0,  \
-                   uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {          \
-    MultiplyAdd<Format>(text, {&c0, &c1, &c2, &c3}, {a0, a1, a2, a3}, {b0, b1});               \
+#define CUDA_EMULATION_MMA(name, Format)                                                      \
+  inline void name(const char* text, float& c0, float& c1, float& c2, float& c3, uint32_t a0, \
+                   uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {         \
+    MultiplyAdd<Format>(text, {&c0, &c1, &c2, &c3}, {a0, a1, a2, a3}, {b0, b1});              \
   }
 CUDA_EMULATION_MMA(mma_sync_aligned_m16n8k16_row_col_f32_bf16_bf16_f32, OfBf16)
 CUDA_EMULATION_MMA(mma_sync_aligned_m16n8k16_row_col_f32_f16_f16_f32, OfHalf)
@@ -307,17 +307,17 @@ CUDA_EMULATION_MMA(mma_sync_aligned_m16n8k8_row_col_f32_tf32_tf32_f32, OfTf32)
 CUDA_EMULATION_MMA(mma_sync_aligned_m16n8k32_row_col_f32_e4m3_e4m3_f32, OfE4M3)
 #undef CUDA_EMULATION_MMA
 
-#define CUDA_EMULATION_SPARSE_MMA(name, Format)                                                \
-  inline void name(const char* text, float& c0, float& c1, float& c2, float& c3, uint32_t a0,  \
-                   uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1,            \
-                   uint32_t b2, uint32_t b3, uint32_t metadata, int selector) {                \
-    SparseMultiplyAdd<Format>(text, {&c0, &c1, &c2, &c3}, {a0, a1, a2, a3}, {b0, b1, b2, b3},  \
-                              metadata, selector);                                             \
+#define CUDA_EMULATION_SPARSE_MMA(name, Format)                                                  \
+  inline void name(const char* text, float& c0, float& c1, float& c2, float& c3, uint32_t a0,    \
+                   uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1, uint32_t b2, \
+                   uint32_t b3, uint32_t metadata, int selector) {                               \
+    SparseMultiplyAdd<Format>(text, {&c0, &c1, &c2, &c3}, {a0, a1, a2, a3}, {b0, b1, b2, b3},    \
+                              metadata, selector);                                               \
   }
-CUDA_EMULATION_SPARSE_MMA(
-    mma_sp_ordered_metadata_sync_aligned_m16n8k32_row_col_f32_bf16_bf16_f32, OfBf16)
-CUDA_EMULATION_SPARSE_MMA(
-    mma_sp_ordered_metadata_sync_aligned_m16n8k32_row_col_f32_f16_f16_f32, OfHalf)
+CUDA_EMULATION_SPARSE_MMA(mma_sp_ordered_metadata_sync_aligned_m16n8k32_row_col_f32_bf16_bf16_f32,
+                          OfBf16)
+CUDA_EMULATION_SPARSE_MMA(mma_sp_ordered_metadata_sync_aligned_m16n8k32_row_col_f32_f16_f16_f32,
+                          OfHalf)
 CUDA_EMULATION_SPARSE_MMA(mma_sp_sync_aligned_m16n8k32_row_col_f32_bf16_bf16_f32, OfBf16)
 CUDA_EMULATION_SPARSE_MMA(mma_sp_sync_aligned_m16n8k32_row_col_f32_f16_f16_f32, OfHalf)
 #undef CUDA_EMULATION_SPARSE_MMA

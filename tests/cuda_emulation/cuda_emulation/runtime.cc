@@ -1,9 +1,11 @@
 #include "cuda_emulation/runtime.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "cuda_emulation/block.h"
@@ -106,21 +108,24 @@ class Launch {
 
   const Shape& shape_;
   Block::Random random_;
-  std::vector<unsigned> order_;  ///< Of the blocks that have not started, the last first.
+  std::vector<unsigned> order_;  ///< The blocks that have not started, the last first.
   std::vector<LiveBlock> live_;
   int64_t progress_ = 0;
 };
 
 }  // namespace
 
-std::string Run(const Shape& shape, const std::function<void()>& thread) {
+std::string Run(const Shape& given, const std::function<void()>& thread) {
+  Shape shape = given;
+  const char* const seed = std::getenv("CUDA_EMULATION_SEED");
+  if (shape.seed == 0 && seed != nullptr) shape.seed = static_cast<uint32_t>(std::atoi(seed));
   SetKernel(&thread);
   blockDim = shape.block;
   gridDim = shape.grid;
   return Launch(shape).Run();
 }
 
-void Fail(const std::string& finding) { RunningBlock().Fail(finding); }
+void Fail(std::string finding) { RunningBlock().Fail(std::move(finding)); }
 int Lane() { return RunningBlock().current().number % 32; }
 
 void* DynamicShared() { return RunningBlock().dynamic_shared(); }

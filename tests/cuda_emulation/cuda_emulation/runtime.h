@@ -1,5 +1,6 @@
 // Runs the blocks of a launch on the host. The threads of a block are fibers, which give way where
-// they wait for one another: in warp collectives, at barriers, at mbarriers, and in loads that poll.
+// they wait for one another: in warp collectives, at barriers, at mbarriers, and before loads that
+// poll.
 //
 // The emulation is lazy where the hardware may be: cp.async and bulk copies leave NaN in shared
 // memory until the kernel has to have waited for them, and shared memory begins as NaN. What goes
@@ -15,7 +16,7 @@
 
 #include "cuda_emulation/vector_types.h"
 
-// Of the running thread.
+// The running thread's.
 inline uint3 threadIdx;
 inline uint3 blockIdx;
 inline dim3 blockDim;
@@ -28,16 +29,16 @@ struct Shape {
   dim3 block;
   int shared_bytes = 0;
   /// Not 0: blocks start, and threads go on, in an order drawn from it. Results must not depend on
-  /// it where the kernel orders its threads.
+  /// it where the kernel orders its threads. 0: $CUDA_EMULATION_SEED, if it is set.
   uint32_t seed = 0;
 };
 
 /// Runs `thread` in every thread. Returns the findings, one a line: nothing if all went well.
 std::string Run(const Shape& shape, const std::function<void()>& thread);
 
-/// What a thread of a kernel does; `what` names the instruction for findings.
+/// The instructions of a thread; `what` names one for findings.
 
-[[noreturn]] void Fail(const std::string& finding);
+[[noreturn]] void Fail(std::string finding);
 int Lane();
 
 /// Shared memory. Addresses of the shared window are 32-bit numbers.

@@ -11,7 +11,7 @@
 
 namespace cuda_emulation {
 
-/// a b + c, exact but for bits far below those of fp32: to be rounded to 16 bits. The lowest bit is
+/// a b + c, exact except for bits far below fp32's: to be rounded to 16 bits. The lowest bit is
 /// set where any is lost (round to odd), so that a second rounding is right.
 inline double ExactFma(float a, float b, float c) {
   const double product = static_cast<double>(a) * static_cast<double>(b);
@@ -92,8 +92,8 @@ enum __nv_saturation_t { __NV_NOSAT, __NV_SATFINITE };
 enum __nv_fp8_interpretation_t { __NV_E4M3, __NV_E5M2 };
 inline __nv_fp8x2_storage_t __nv_cvt_float2_to_fp8x2(float2 x, __nv_saturation_t,
                                                      __nv_fp8_interpretation_t) {
-  return static_cast<unsigned short>(marlin::FloatToFp8E4M3(x.x) |
-                                     marlin::FloatToFp8E4M3(x.y) << 8);
+  return static_cast<unsigned short>(marlin::FloatToFp8E4M3(x.x) | marlin::FloatToFp8E4M3(x.y)
+                                                                       << 8);
 }
 inline __nv_fp8x2_storage_t __nv_cvt_halfraw2_to_fp8x2(__half2_raw x, __nv_saturation_t saturation,
                                                        __nv_fp8_interpretation_t as) {

@@ -12,7 +12,7 @@
 
 namespace cuda_emulation {
 
-/// Of operands: numbers per register, and the number `i` of a register.
+/// Operand types: numbers per register, and number `i` of a register.
 struct OfBf16 {
   static constexpr int kPerRegister = 2;
   static float Number(uint32_t r, int i) {
@@ -84,8 +84,8 @@ void MultiplyAdd(const char* what, const std::array<float*, 4>& c, const std::ar
 }
 
 /// m16n8k32 whose A keeps two of four numbers: register r of A has block thread + 4 (r / 2) of row
-/// group + 8 (r % 2). Thread 2 F of a group gives the metadata of k 0 to 15, thread 2 F + 1 that of
-/// 16 to 31, for selector F; the low half is row group's, the high half that of row group + 8.
+/// group + 8 (r % 2). Thread 2 F of a group gives the metadata of k 0 to 15, thread 2 F + 1 of k 16
+/// to 31, for selector F; the low half is for row group, the high half for row group + 8.
 template <typename Format>
 void SparseMultiplyAdd(const char* what, const std::array<float*, 4>& c,
                        const std::array<uint32_t, 4>& a, const std::array<uint32_t, 4>& b,

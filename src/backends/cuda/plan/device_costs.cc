@@ -24,7 +24,8 @@ void ScaleGemv(double memory, double clock, GemvCosts* costs) {
   for (auto& steps : costs->step) {
     for (double& step : steps) step *= clock;
   }
-  for (double& tile : costs->tile) tile *= memory;
+  for (double& tile : costs->tile) tile *= clock;
+  costs->memory_tile *= memory;
   for (double& round : costs->round) round *= clock;
   costs->activation *= clock;
   costs->shared_copies *= clock;

@@ -74,6 +74,7 @@ struct GemvCosts {
   double tile_bytes;     ///< Size of the measured weight tiles; others cost in proportion to bytes.
   double step[2][2];     ///< All warps multiply a tile each: [units of two n-tiles][over 8 warps].
   double tile[2];        ///< Per tile of the busiest CTA: [n8 token tiles - 1].
+  double memory_tile;    ///< Per tile of the average multiprocessor, where memory bounds it.
   double round[2];       ///< Reduction over a unit's warps: [units of two n-tiles or two n8 tiles].
   double activation;     ///< Per byte of a CTA's activations.
   double shared_copies;  ///< Activations multicast to a cluster.
@@ -130,6 +131,7 @@ inline constexpr DeviceCosts kH200Costs = {
     .gemv = {.tile_bytes = 2112,
              .step = {{0.256, 0.335}, {0.329, 0.493}},
              .tile = {0.0189, 0.0279},
+             .memory_tile = 0.0189,
              .round = {0.72, 1.55},
              .activation = 13.3e-6,
              .shared_copies = 0.26,

@@ -8,11 +8,11 @@ namespace marlin::cuda {
 
 /// A device and the build, as far as they decide whether the one runs the other.
 struct DeviceSupport {
-  std::string_view name;   ///< "cuda:0".
-  std::string_view model;  ///< "NVIDIA A100-SXM4-80GB".
-  int capability = 0;      ///< Compute capability times ten.
-  int code = 0;            ///< As DeviceCode().
-  std::string_view built;  ///< As BuiltCodes().
+  std::string_view name;        ///< "cuda:0".
+  std::string_view model;       ///< "NVIDIA A100-SXM4-80GB".
+  int capability = 0;           ///< Compute capability times ten.
+  int code = 0;                 ///< As DeviceCode().
+  std::string_view built = {};  ///< As BuiltCodes().
   /// CUDA's error where `code` is 0, and whether the driver is older than the build's PTX.
   std::string_view why_no_code = {};
   bool driver_is_older = false;

@@ -331,10 +331,25 @@ class RowSampler {
     return exp(difference / static_cast<double>(state_->options.temperature));
   }
 
-  /// That as an integer: the sum over a vocabulary does not overflow.
+  MARLIN_DEVICE int WeightBits() const { return 62 - (32 - __clz(args_.vocab)); }
+
+  /// Whether a token's weight is surely zero: found without doubles, which most devices without
+  /// Hopper's code compute slowly.
+  MARLIN_DEVICE bool IsNegligible(uint32_t key) const {
+    if constexpr (kHasWgmma) {
+      return false;
+    } else {
+      constexpr float kLogOf2 = 0.6931472f;
+      constexpr float kMargin = 1.0f;  // More than what is rounded.
+      const float least = static_cast<float>(WeightBits()) * kLogOf2 + kMargin;
+      return LogitOf(key) - best_ < -state_->options.temperature * least;
+    }
+  }
+
+  /// The probability as an integer: the sum over a vocabulary does not overflow.
   MARLIN_DEVICE unsigned long long WeightOf(uint32_t key) const {
-    const int bits = 62 - (32 - __clz(args_.vocab));
-    return static_cast<unsigned long long>(ldexp(Likelihood(key), bits));
+    if (IsNegligible(key)) return 0;
+    return static_cast<unsigned long long>(ldexp(Likelihood(key), WeightBits()));
   }
 
   MARLIN_DEVICE int DrawLikely() {
@@ -350,6 +365,7 @@ class RowSampler {
       cut_ = Find(static_cast<unsigned long long>(fmax(wanted, 1.0)) - 1, weight);
     }
     const auto likely = [this](uint32_t key) {
+      if (IsNegligible(key)) return 0ULL;
       const bool keeps = Likelihood(key) >= static_cast<double>(state_->options.min_p);
       return keeps ? WeightOf(key) : 0ULL;
     };

@@ -135,7 +135,7 @@ TEST(AttentionShapes, PrefillOnMmaFitsEveryCard) {
     ForHeads(kMostTileFeatures, [&](int key_dim, int value_dim, bool fp8) {
       for (const int terms : {1, 2}) {
         const MmaHeads heads = {key_dim, value_dim, terms, fp8};
-        const MmaShape shape = MmaShapeFor(heads, most);
+        const MmaAttentionShape shape = MmaShapeFor(heads, most);
         EXPECT_LE(shape.Bytes(heads), most)
             << card.name << " " << key_dim << " " << value_dim << " " << terms << " " << fp8;
         EXPECT_GE(shape.features, value_dim);
@@ -148,13 +148,13 @@ TEST(AttentionShapes, PrefillOnMmaFitsEveryCard) {
 TEST(AttentionShapes, PrefillOnMmaHasEightWarpsWhereTheyFit) {
   constexpr int kSmall = 99 * 1024;
   constexpr int kA100 = 163 * 1024;
-  EXPECT_EQ(MmaShapeFor({64, 64, 2, false}, kSmall), (MmaShape{8, 64, 64}));
-  EXPECT_EQ(MmaShapeFor({128, 128, 2, false}, kSmall), (MmaShape{8, 32, 128}));
-  EXPECT_EQ(MmaShapeFor({128, 128, 1, true}, kSmall), (MmaShape{8, 64, 128}));
-  EXPECT_EQ(MmaShapeFor({128, 128, 2, false}, kA100), (MmaShape{8, 64, 128}));
-  EXPECT_EQ(MmaShapeFor({192, 128, 2, false}, kSmall), (MmaShape{4, 32, 128}));
-  EXPECT_EQ(MmaShapeFor({256, 256, 2, false}, kSmall), (MmaShape{4, 16, 256}));
-  EXPECT_EQ(MmaShapeFor({256, 256, 2, false}, kA100), (MmaShape{4, 32, 256}));
+  EXPECT_EQ(MmaShapeFor({64, 64, 2, false}, kSmall), (MmaAttentionShape{8, 64, 64}));
+  EXPECT_EQ(MmaShapeFor({128, 128, 2, false}, kSmall), (MmaAttentionShape{8, 32, 128}));
+  EXPECT_EQ(MmaShapeFor({128, 128, 1, true}, kSmall), (MmaAttentionShape{8, 64, 128}));
+  EXPECT_EQ(MmaShapeFor({128, 128, 2, false}, kA100), (MmaAttentionShape{8, 64, 128}));
+  EXPECT_EQ(MmaShapeFor({192, 128, 2, false}, kSmall), (MmaAttentionShape{4, 32, 128}));
+  EXPECT_EQ(MmaShapeFor({256, 256, 2, false}, kSmall), (MmaAttentionShape{4, 16, 256}));
+  EXPECT_EQ(MmaShapeFor({256, 256, 2, false}, kA100), (MmaAttentionShape{4, 32, 256}));
 }
 
 TEST(AttentionShapes, LatentsFitEveryCard) {

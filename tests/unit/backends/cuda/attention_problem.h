@@ -184,7 +184,7 @@ struct AttentionProblem {
   }
 
   float Draw() { return normal_(random_); }
-  /// Of a number from 1/4 to 2, of either sign.
+  /// A code from 1/4 to 2, of either sign.
   uint16_t Code() {
     const auto bits = static_cast<uint32_t>(random_());
     return static_cast<uint16_t>((bits & 0x80U) | (0x28U + (bits >> 8) % 24));

@@ -22,7 +22,7 @@ TEST(DeviceCosts, HaveTheBandwidthsOfDataSheets) {
 
 TEST(DeviceCosts, AreThoseOfAnH200ForItsRates) {
   const DeviceCosts costs = EstimatedCosts({}, DeviceShape().multiprocessors);
-  EXPECT_EQ(costs.gemv.tile[0], kH200Costs.gemv.tile[0]);
+  EXPECT_EQ(costs.gemv.memory_tile, kH200Costs.gemv.memory_tile);
   EXPECT_EQ(costs.wgmma.steps[0].step, kH200Costs.wgmma.steps[0].step);
   EXPECT_EQ(costs.wgmma.cycles_per_microsecond, kH200Costs.wgmma.cycles_per_microsecond);
 }
@@ -31,14 +31,14 @@ TEST(DeviceCosts, AreThoseOfAnH200ForItsRates) {
 TEST(DeviceCosts, IgnoreUnknownRates) {
   const DeviceCosts costs = CostsOf("unknown", {0, 0, 0}, 24);
   EXPECT_EQ(costs.gemv.step[0][0], kH200Costs.gemv.step[0][0]);
-  EXPECT_EQ(costs.gemv.tile[0], kH200Costs.gemv.tile[0]);
+  EXPECT_EQ(costs.gemv.memory_tile, kH200Costs.gemv.memory_tile);
 }
 
 TEST(DeviceCosts, FollowMemoryAndClock) {
   // Half of the bandwidth at the same clock: what memory bounds takes twice as long.
   const DeviceRates slow = {1980, DeviceRates().gigabytes / 2, 0};
   const DeviceCosts costs = EstimatedCosts(slow, DeviceShape().multiprocessors);
-  EXPECT_DOUBLE_EQ(costs.gemv.tile[0], 2 * kH200Costs.gemv.tile[0]);
+  EXPECT_DOUBLE_EQ(costs.gemv.memory_tile, 2 * kH200Costs.gemv.memory_tile);
   EXPECT_DOUBLE_EQ(costs.gemv.round[0], kH200Costs.gemv.round[0]);
   EXPECT_DOUBLE_EQ(costs.wgmma.steps[0].step, 2 * kH200Costs.wgmma.steps[0].step);
   const size_t widest = std::size(kH200Costs.wgmma.steps) - 1;
@@ -56,7 +56,7 @@ TEST(DeviceCosts, FollowMemoryAndClock) {
 }
 
 TEST(DeviceCosts, NameWhatWasMeasured) {
-  EXPECT_EQ(CostsOf("NVIDIA H200", {0, 1, 0}, 1).gemv.tile[0], kH200Costs.gemv.tile[0]);
+  EXPECT_EQ(CostsOf("NVIDIA H200", {1, 1, 0}, 1).gemv.tile[0], kH200Costs.gemv.tile[0]);
   EXPECT_EQ(TunedName("NVIDIA H200", 90, 90), "NVIDIA H200");
   EXPECT_EQ(TunedName("NVIDIA GeForce RTX 3090", 86, 80), "NVIDIA GeForce RTX 3090");
   EXPECT_EQ(TunedName("NVIDIA H200", 90, 80), "NVIDIA H200 with code of 8.0");

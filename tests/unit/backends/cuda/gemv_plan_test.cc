@@ -109,8 +109,8 @@ void CheckGemvPlan(const GemvPlan& plan, const TileProblem& problem, const Devic
 
   EXPECT_GE(args.stages, 1);
   EXPECT_LE(args.stages, device.has_tma() ? kMaxBulkStages : kMaxStages);
-  EXPECT_GE(args.first_stages, device.has_tma() ? 1 : 0);
-  EXPECT_LE(args.first_stages, device.has_tma() ? args.stages : 0);
+  EXPECT_GE(args.first_stages, 1);
+  EXPECT_LE(args.first_stages, device.has_tma() ? args.stages : 1);
   EXPECT_TRUE(device.has_tma() || !args.in_cluster);
   EXPECT_TRUE(device.has_multicast() || args.multicast == 1);
   EXPECT_GE(args.row_bytes, int64_t{args.tiles_of_split} * kTileK * 2);

@@ -127,7 +127,7 @@ TEST(PlanMma, CoversWithEveryWidthAndSplit) {
 /// Problems with one dimension as large as a device's memory allows.
 TEST(PlanMma, CountsLargeShapes) {
   constexpr int kLarge = 2147483000;
-  for (const DeviceShape& device : Cards()) {
+  for (const auto& [name, device] : Cards()) {
     for (const auto& [m, n, k] : {std::array<int, 3>{1 << 24, 16384, 4096},
                                   {1 << 29, 128, 128},
                                   {1, kLarge - kLarge % 128, 128},
@@ -146,8 +146,8 @@ TEST(PlanMma, CountsLargeShapes) {
 }
 
 TEST(PlanMma, FillsTheDevice) {
-  for (const DeviceShape& device : Cards()) {
-    SCOPED_TRACE(device.multiprocessors);
+  for (const auto& [name, device] : Cards()) {
+    SCOPED_TRACE(name);
     // Few output tiles: split-K makes more.
     const MmaPlan few = PlanMma(Fp4Problem(32, 2048, 8192), device);
     if (device.multiprocessors > 64) {

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <vector>
 
 #include "marlin/device.h"
 
@@ -41,10 +42,16 @@ TEST(OpenCuda, LeavesOtherNamesToOthers) {
   }
 }
 
-/// Devices that cannot be opened are not listed, and listing has no side effects.
+/// Devices that cannot be opened are not listed, but their errors are, and listing has no side
+/// effects.
 TEST(OpenCuda, ListsWhatCanBeOpened) {
-  for (const DeviceInfo& info : ListDevices()) {
+  std::vector<Status> refused;
+  for (const DeviceInfo& info : ListDevices(&refused)) {
     EXPECT_TRUE(Device::Open(info.name).ok()) << info.name;
+  }
+  for (const Status& status : refused) {
+    const std::string name = status.message().substr(0, status.message().find(": "));
+    EXPECT_EQ(Device::Open(name).status().message(), status.message());
   }
 }
 

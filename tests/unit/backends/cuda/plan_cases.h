@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "backends/cuda/plan/tile_problem.h"
+#include "cards.h"
 
 namespace marlin::cuda {
 
@@ -83,34 +84,10 @@ inline std::vector<DeviceShape> Devices() {
   return devices;
 }
 
-/// The devices of other capabilities, and one that runs the code of 8.0 on an H200.
-inline std::vector<DeviceShape> Cards() {
-  struct Card {
-    int code;
-    int multiprocessors;
-    int shared_kib;
-  };
-  std::vector<DeviceShape> devices;
-  for (const Card& card :
-       {Card{80, 108, 163}, Card{80, 82, 99}, Card{89, 24, 99}, Card{89, 128, 99},
-        Card{89, 142, 99}, Card{100, 148, 227}, Card{120, 170, 99}, Card{80, 132, 227}}) {
-    DeviceShape device;
-    device.code = card.code;
-    device.has_wgmma = false;
-    device.multiprocessors = card.multiprocessors;
-    device.shared_bytes = card.shared_kib * 1024;
-    for (int blocks = 1; blocks <= kMaxSplits; ++blocks) {
-      device.clusters[blocks - 1] = device.has_tma() ? card.multiprocessors / blocks : 0;
-    }
-    devices.push_back(device);
-  }
-  return devices;
-}
-
-/// Both.
+/// Both these and the cards.
 inline std::vector<DeviceShape> DevicesAndCards() {
   std::vector<DeviceShape> devices = Devices();
-  for (const DeviceShape& card : Cards()) devices.push_back(card);
+  for (const Card& card : Cards()) devices.push_back(card.shape);
   return devices;
 }
 

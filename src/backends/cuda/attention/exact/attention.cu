@@ -330,12 +330,13 @@ class TileAttention {
                                  float (&scores)[kRows / kWarps]) const {
     constexpr int kRowsOfWarp = kRows / kWarps;
     const float* const key = shared_.keys + lane_ * key_width_;
-    const float* const queries = shared_.queries + warp_ * kRowsOfWarp * padded_ + first_feature;
+    const int first = warp_ * kRowsOfWarp;
     for (int i = 0; i < features; i += 4) {
       const auto k = *reinterpret_cast<const float4*>(key + i);
 #pragma unroll
       for (int r = 0; r < kRowsOfWarp; ++r) {
-        const auto q = *reinterpret_cast<const float4*>(queries + r * padded_ + i);
+        const auto q = *reinterpret_cast<const float4*>(shared_.queries + (first + r) * padded_ +
+                                                        first_feature + i);
         scores[r] = __fmaf_rn(q.x, k.x, scores[r]);
         scores[r] = __fmaf_rn(q.y, k.y, scores[r]);
         scores[r] = __fmaf_rn(q.z, k.z, scores[r]);

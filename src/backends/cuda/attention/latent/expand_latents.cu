@@ -12,12 +12,12 @@
 #include <algorithm>
 
 #include "backends/cuda/attention/cache_codes.cuh"
+#include "backends/cuda/attention/latent/expand_latents_launch.h"
 #include "backends/cuda/attention/pages.cuh"
 #include "backends/cuda/attention/prefill/warpgroup_attention.cuh"
 #include "backends/cuda/common/chain.cuh"
-#include "backends/cuda/common/cuda_gemm.h"
 #include "backends/cuda/common/warp_matrix.cuh"
-#include "backends/cuda/decoder/views.h"
+#include "backends/cuda/rows/typed.cuh"
 
 namespace marlin::cuda {
 namespace {
@@ -25,25 +25,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kPieceTokens = kCachePageTokens;  ///< Latents of a warpgroup: a part of a page.
 constexpr int kTileTokens = 2 * kPieceTokens;
-/// Features of latents, keys without RoPE and values on matrix units are multiples.
-constexpr int kStepFeatures = 64;
 constexpr int kStages = 3;
-
-struct ExpandLatentsArguments {
-  PagesView latents;
-  SequencesView sequences;  ///< One, whose block table is the pages of latents.
-  const int32_t* tokens = nullptr;
-  RowsView key_weights;    ///< [heads, features of a latent] rows of the key features without RoPE.
-  RowsView value_weights;  ///< [heads, value_dim] rows of the features of a latent.
-  int nope = 0;            ///< Key features without RoPE.
-  int heads = 1;
-  int key_dim = 0;
-  int value_dim = 0;
-  Element out_type = Element::kF32;
-  uint8_t* out = nullptr;  ///< Page 0: keys, then values, as in PagedCache.
-  int64_t page_stride = 0;
-  ErrorView errors;
-};
 
 MARLIN_HOST_DEVICE int CeilDivide(int value, int divisor) {
   return (value + divisor - 1) / divisor;
@@ -233,20 +215,20 @@ class Loader {
 
   /// Requests step `step`, if there is one, as one group of copies.
   MARLIN_DEVICE void Load(int step) const {
-    if (step * kStepFeatures < args_.latents.value_dim) {
+    if (step * kExpandedFeatures < args_.latents.value_dim) {
       const Stage<kOutputs> stage(shared_, step);
-      LoadLatents(stage, step * kStepFeatures);
+      LoadLatents(stage, step * kExpandedFeatures);
       if (part_.of_keys) {
-        LoadKeyWeights(stage, step * kStepFeatures);
+        LoadKeyWeights(stage, step * kExpandedFeatures);
       } else {
-        LoadValueWeights(stage, step * kStepFeatures);
+        LoadValueWeights(stage, step * kExpandedFeatures);
       }
     }
     CommitCopies();
   }
 
  private:
-  static constexpr int kUnits = kStepFeatures / 8;
+  static constexpr int kUnits = kExpandedFeatures / 8;
 
   MARLIN_DEVICE void LoadLatents(const Stage<kOutputs>& stage, int feature) const {
     constexpr int kElement = kFp8 ? 1 : 2;
@@ -277,10 +259,10 @@ class Loader {
     const auto* const weights = static_cast<const __nv_bfloat16*>(args_.key_weights.data);
     const int unit = static_cast<int>(threadIdx.x) % kRowUnits;
 #pragma unroll
-    for (int i = 0; i < kStepFeatures * kRowUnits / kThreads; ++i) {
+    for (int i = 0; i < kExpandedFeatures * kRowUnits / kThreads; ++i) {
       const int row = static_cast<int>(threadIdx.x) / kRowUnits + i * (kThreads / kRowUnits);
       const int64_t at = args_.key_weights.At(part_.head, feature + row) + part_.first + unit * 8;
-      CopyAsync16(stage.weights + PlaceInPanels(kStepFeatures, row, unit), weights + at, 16);
+      CopyAsync16(stage.weights + PlaceInPanels(kExpandedFeatures, row, unit), weights + at, 16);
     }
   }
 
@@ -307,34 +289,31 @@ class Loader {
   uint32_t shared_;
 };
 
-/// A warp's 16 latents of a step, as A operands of 16 features each.
-struct LatentOperands {
-  uint32_t steps[kStepFeatures / 16][4];
-
-  MARLIN_DEVICE LatentOperands(uint32_t latents, int warp) {
-    const int lane = static_cast<int>(threadIdx.x) & 31;
-    const int row = warp * 16 + (lane & 15);
-#pragma unroll
-    for (int step = 0; step < kStepFeatures / 16; ++step) {
-      LoadMatrices(steps[step], latents + PlaceInPanels(kTileTokens, row, 2 * step + (lane >> 4)));
-    }
-  }
-};
+/// Loads 16 features of a warp's 16 latents as an A operand.
+MARLIN_DEVICE void LoadLatents(uint32_t latents, int warp, int step, uint32_t (&operand)[4]) {
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  const int row = warp * 16 + (lane & 15);
+  LoadMatrices(operand, latents + PlaceInPanels(kTileTokens, row, 2 * step + (lane >> 4)));
+}
 
 /// Adds the products of a step for a warpgroup's 64 latents. Precondition: kHasWgmma.
 template <int kOutputs>
 MARLIN_DEVICE void MultiplyKeys(const Stage<kOutputs>& stage, int warp,
                                 float (&sums)[kOutputs / 2]) {
-  constexpr uint32_t kPanelBytes = kStepFeatures * kPanelRowBytes;
+  constexpr uint32_t kPanelBytes = kExpandedFeatures * kPanelRowBytes;
   constexpr uint32_t kPanelStep = (kPanelBytes >> 4) << 16;
-  const LatentOperands latents(stage.latents, warp);
+  uint32_t latents[kExpandedFeatures / 16][4];
+#pragma unroll
+  for (int step = 0; step < kExpandedFeatures / 16; ++step) {
+    LoadLatents(stage.latents, warp, step, latents[step]);
+  }
   PinSums(sums);
   FenceProducts();
 #pragma unroll
-  for (int step = 0; step < kStepFeatures / 16; ++step) {
+  for (int step = 0; step < kExpandedFeatures / 16; ++step) {
     const uint64_t of_step =
         Descriptor(((stage.weights + step * 16 * kPanelRowBytes) >> 4) | kPanelStep);
-    ValueProduct<kOutputs>::Run(sums, latents.steps[step], of_step, 1);
+    ValueProduct<kOutputs>::Run(sums, latents[step], of_step, 1);
   }
   CommitProducts();
   WaitForProducts<0>();
@@ -348,7 +327,7 @@ MARLIN_DEVICE void MultiplyValues(const Stage<kOutputs>& stage, int warp,
   PinSums(sums);
   FenceProducts();
 #pragma unroll
-  for (int step = 0; step < kStepFeatures / 16; ++step) {
+  for (int step = 0; step < kExpandedFeatures / 16; ++step) {
     ScoreProduct<kOutputs>::Run(sums, Descriptor((latents >> 4) + 2 * step),
                                 Descriptor((stage.weights >> 4) + 2 * step), 1);
   }
@@ -362,24 +341,25 @@ template <bool kOfKeys, int kOutputs>
 MARLIN_DEVICE void MultiplyByWarp(const Stage<kOutputs>& stage, int warp,
                                   float (&sums)[kOutputs / 2]) {
   const int lane = static_cast<int>(threadIdx.x) & 31;
-  const LatentOperands latents(stage.latents, warp);
 #pragma unroll
-  for (int step = 0; step < kStepFeatures / 16; ++step) {
+  for (int step = 0; step < kExpandedFeatures / 16; ++step) {
+    uint32_t latents[4];
+    LoadLatents(stage.latents, warp, step, latents);
 #pragma unroll
     for (int n = 0; n < kOutputs / 16; ++n) {
       uint32_t w[4];
       if constexpr (kOfKeys) {
         const int row = step * 16 + (lane & 15);
         LoadMatricesTransposed(
-            w, stage.weights + PlaceInPanels(kStepFeatures, row, 2 * n + (lane >> 4)));
+            w, stage.weights + PlaceInPanels(kExpandedFeatures, row, 2 * n + (lane >> 4)));
       } else {
         const int row = n * 16 + (lane & 7) + (lane >> 4) * 8;
         LoadMatrices(w, stage.weights + PlaceInPanels(kOutputs, row, 2 * step + (lane >> 3 & 1)));
       }
       float(&low)[4] = reinterpret_cast<float(&)[4]>(sums[8 * n]);
       float(&high)[4] = reinterpret_cast<float(&)[4]>(sums[8 * n + 4]);
-      MultiplyAdd<Bf16x2>(low, latents.steps[step], w[0], w[1]);
-      MultiplyAdd<Bf16x2>(high, latents.steps[step], w[2], w[3]);
+      MultiplyAdd<Bf16x2>(low, latents, w[0], w[1]);
+      MultiplyAdd<Bf16x2>(high, latents, w[2], w[3]);
     }
   }
 }
@@ -423,9 +403,10 @@ MARLIN_DEVICE void CopyRope(const ExpandLatentsArguments& args, const Piece& pie
   }
 }
 
-/// blockIdx.x: Part of two pieces.
+/// blockIdx.x: Part of two pieces. Shared memory of other GPUs than Hopper has one CTA of 128
+/// outputs.
 template <int kOutputs, bool kFp8>
-__global__ void __launch_bounds__(kThreads, 2)
+__global__ void __launch_bounds__(kThreads, kHasWgmma || kOutputs == 64 ? 2 : 1)
     MatrixExpandLatentsKernel(const __grid_constant__ ExpandLatentsArguments args) {
   extern __shared__ __align__(1024) uint8_t memory[];
   EnterChain();
@@ -436,7 +417,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int warp = WarpOfBlock();
   const int warpgroup = warp / 4;
   const Loader<kOutputs, kFp8> loader(args, part, pieces, shared);
-  const int steps = args.latents.value_dim / kStepFeatures;
+  const int steps = args.latents.value_dim / kExpandedFeatures;
   float sums[kOutputs / 2] = {};
 #pragma unroll
   for (int step = 0; step < kStages - 1; ++step) loader.Load(step);
@@ -477,73 +458,23 @@ MatrixKernel KernelFor(int outputs, bool fp8) {
   return fp8 ? &MatrixExpandLatentsKernel<64, true> : &MatrixExpandLatentsKernel<64, false>;
 }
 
-cudaError_t LaunchOnMatrixUnits(const ExpandLatentsArguments& args, cudaStream_t stream) {
+}  // namespace
+
+cudaError_t LoadExpandLatents() {
+  return PrepareSharedKernels(KernelFor(64, false), KernelFor(64, true), KernelFor(128, false),
+                              KernelFor(128, true));
+}
+
+cudaError_t LaunchExpandLatents(const ExpandLatentsArguments& args, cudaStream_t stream) {
+  return LaunchInChain(&ExpandLatentsKernel, GridOf(args, 1, kTile), kThreads, 0, stream, args);
+}
+
+cudaError_t LaunchMatrixExpandLatents(const ExpandLatentsArguments& args, cudaStream_t stream) {
   const int outputs = args.nope % 128 == 0 && args.value_dim % 128 == 0 ? 128 : 64;
   const int bytes = kStages * (outputs == 128 ? Stage<128>::kBytes : Stage<64>::kBytes);
   const bool fp8 = args.latents.type == Element::kE4M3;
   return LaunchInChain(KernelFor(outputs, fp8), GridOf(args, 2, outputs), kThreads, bytes, stream,
                        args);
-}
-
-/// Whether matrix units expand latents: bf16 or e4m3 with weights and results in bf16, rows of all
-/// aligned to 16 bytes.
-bool UsesMatrixUnits(const ExpandLatentsCall& call) {
-  const PagedCache& latents = call.latents;
-  const int64_t elements = kCacheAlignment / DTypeBytes(latents.type);
-  const auto panels = [](int64_t features) {
-    return features > 0 && features % kStepFeatures == 0;
-  };
-  const auto aligned = [](const TensorView& weights) {
-    return weights.dtype() == DType::kBf16 && weights.stride(0) % 8 == 0 &&
-           weights.stride(1) % 8 == 0 &&
-           reinterpret_cast<uintptr_t>(weights.data()) % kCacheAlignment == 0;
-  };
-  const bool narrow = latents.type == DType::kBf16 || latents.type == DType::kF8E4M3;
-  return narrow && call.heads.type == DType::kBf16 && panels(latents.value_dim) &&
-         panels(call.key_weights.dim(2)) && panels(call.heads.value_dim) &&
-         latents.key_dim % elements == 0 && latents.page_stride % elements == 0 &&
-         latents.first_element % elements == 0 && SlabsAreAligned(latents) &&
-         call.heads.page_stride % 8 == 0 && call.heads.first_element % 8 == 0 &&
-         call.heads.key_dim % 8 == 0 && SlabsAreAligned(call.heads) && aligned(call.key_weights) &&
-         aligned(call.value_weights);
-}
-
-}  // namespace
-
-template <>
-cudaError_t Load<ExpandLatentsCall>() {
-  return PrepareSharedKernels(KernelFor(64, false), KernelFor(64, true), KernelFor(128, false),
-                              KernelFor(128, true));
-}
-
-int64_t WorkspaceBytes(const ExpandLatentsCall& call, const DeviceShape& /*device*/) {
-  return SlabTableBytes(call.latents);
-}
-
-Status Run(const ExpandLatentsCall& call, const CallContext& context) {
-  const PagedCache& heads = call.heads;
-  ExpandLatentsArguments args;
-  args.sequences.block_tables = call.pages.As<int32_t>();
-  args.sequences.count = 1;
-  args.sequences.blocks = static_cast<int>(call.pages.dim(0));
-  args.tokens = call.tokens.As<int32_t>();
-  args.key_weights = RowsOf(call.key_weights);
-  args.value_weights = RowsOf(call.value_weights);
-  args.nope = static_cast<int>(call.key_weights.dim(2));
-  args.heads = static_cast<int>(heads.kv_heads);
-  args.key_dim = static_cast<int>(heads.key_dim);
-  args.value_dim = static_cast<int>(heads.value_dim);
-  args.out_type = ElementOf(heads.type);
-  args.out = static_cast<uint8_t*>(heads.slabs[0]) + heads.first_element * DTypeBytes(heads.type);
-  args.page_stride = heads.page_stride;
-  args.errors = context.errors;
-  cudaError_t error = PagesOf(call.latents, context, &args.latents);
-  if (error == cudaSuccess) {
-    error = UsesMatrixUnits(call) ? LaunchOnMatrixUnits(args, context.stream)
-                                  : LaunchInChain(&ExpandLatentsKernel, GridOf(args, 1, kTile),
-                                                  kThreads, 0, context.stream, args);
-  }
-  return context.Check(error, "expand_latents");
 }
 
 }  // namespace marlin::cuda

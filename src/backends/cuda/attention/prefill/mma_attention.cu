@@ -326,25 +326,26 @@ using Kernel = void (*)(AttentionArguments);
 
 template <int kIndex>
 Kernel KernelOf(bool fp8) {
-  constexpr MmaShape kShape = kMmaShapes[kIndex];
+  constexpr MmaAttentionShape kShape = kMmaShapes[kIndex];
   return fp8 ? &MmaAttentionKernel<kShape.warps, kShape.keys, kShape.features, true>
              : &MmaAttentionKernel<kShape.warps, kShape.keys, kShape.features, false>;
 }
 
 template <size_t... kIndices>
-Kernel KernelFor(const MmaShape& shape, bool fp8, std::index_sequence<kIndices...> /*all*/) {
+Kernel KernelFor(const MmaAttentionShape& shape, bool fp8,
+                 std::index_sequence<kIndices...> /*all*/) {
   Kernel kernel = nullptr;
   ((kMmaShapes[kIndices] == shape ? void(kernel = KernelOf<kIndices>(fp8)) : void()), ...);
   return kernel;
 }
-Kernel KernelFor(const MmaShape& shape, bool fp8) {
+Kernel KernelFor(const MmaAttentionShape& shape, bool fp8) {
   return KernelFor(shape, fp8, std::make_index_sequence<std::size(kMmaShapes)>());
 }
 
 }  // namespace
 
 cudaError_t LoadMmaAttention() {
-  for (const MmaShape& shape : kMmaShapes) {
+  for (const MmaAttentionShape& shape : kMmaShapes) {
     const cudaError_t error = PrepareSharedKernels(KernelFor(shape, false), KernelFor(shape, true));
     if (error != cudaSuccess) return error;
   }
@@ -354,7 +355,7 @@ cudaError_t LoadMmaAttention() {
 cudaError_t LaunchMmaAttention(const AttentionArguments& args, const DeviceShape& device,
                                cudaStream_t stream) {
   const MmaHeads heads = HeadsOf(args);
-  const MmaShape shape = MmaShapeFor(heads, device.shared_bytes);
+  const MmaAttentionShape shape = MmaShapeFor(heads, device.shared_bytes);
   const auto ctas = static_cast<unsigned>(args.tiles) * static_cast<unsigned>(args.kv_heads);
   return LaunchInChain(KernelFor(shape, heads.fp8), dim3(ctas), shape.warps * 32,
                        shape.Bytes(heads), stream, args);

@@ -43,24 +43,24 @@ struct MmaLayout {
 
 /// A kernel: a CTA has `warps` warps of 16 query rows, and adds `keys` keys at a time to sums of up
 /// to `features` features.
-struct MmaShape {
+struct MmaAttentionShape {
   int warps = 0;
   int keys = 0;
   int features = 0;
 
-  constexpr bool operator==(const MmaShape&) const = default;
+  constexpr bool operator==(const MmaAttentionShape&) const = default;
   constexpr int Rows() const { return warps * 16; }
   constexpr int Bytes(const MmaHeads& of) const { return MmaLayout(of, Rows(), keys).bytes; }
 };
 
 /// In the order in which a call takes them: the first that has its features and fits. Registers
 /// bound keys times features.
-inline constexpr MmaShape kMmaShapes[] = {{8, 64, 64},  {8, 64, 128}, {8, 32, 128},
-                                          {4, 32, 128}, {4, 32, 256}, {4, 16, 256}};
+inline constexpr MmaAttentionShape kMmaShapes[] = {{8, 64, 64},  {8, 64, 128}, {8, 32, 128},
+                                                   {4, 32, 128}, {4, 32, 256}, {4, 16, 256}};
 
 /// The kernel for heads of up to kMostTileFeatures.
-constexpr MmaShape MmaShapeFor(const MmaHeads& of, int shared_bytes) {
-  for (const MmaShape& shape : kMmaShapes) {
+constexpr MmaAttentionShape MmaShapeFor(const MmaHeads& of, int shared_bytes) {
+  for (const MmaAttentionShape& shape : kMmaShapes) {
     if (of.value_dim <= shape.features && shape.Bytes(of) <= shared_bytes) return shape;
   }
   return kMmaShapes[5];

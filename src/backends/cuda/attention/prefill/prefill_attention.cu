@@ -1,5 +1,5 @@
 // Attention of tiles of query rows on asynchronous products (wgmma), over a paged bf16 or e4m3
-// cache: prefill.
+// cache: prefill on Hopper. On other GPUs mma_attention.cu runs.
 //
 //   A CTA takes 64 or 128 query rows of one KV head of a sequence (row r is query head r % group of
 //   token r / group) and all of their keys. A producer warpgroup copies blocks of keys and values
@@ -27,15 +27,17 @@ constexpr int kPageKeys = kCachePageTokens;
 
 /// kWarpgroups: consumer warpgroups, of kWarpgroupRows rows each. kKeys: keys of a block.
 /// kFeatures: value features, at most. kCaps: scores are capped.
-template <int kWarpgroups_, int kKeys_, int kFeatures_, bool kCaps_>
+template <int kWarpgroups_, int kKeys_, int kFeatures_, bool kCaps>
 struct TileShape {
   static constexpr int kWarpgroups = kWarpgroups_;
   static constexpr int kKeys = kKeys_;
   static constexpr int kFeatures = kFeatures_;
-  static constexpr bool kCaps = kCaps_;
   static constexpr int kRows = kWarpgroups * kWarpgroupRows;
   static constexpr int kThreads = (kWarpgroups + 1) * kWarpgroup;
   static_assert(kKeys % kPageKeys == 0);
+
+  /// No variable: code without wgmma would not use it.
+  static MARLIN_DEVICE constexpr bool Caps() { return kCaps; }
 };
 
 /// Offsets in shared memory.
@@ -55,7 +57,9 @@ struct Layout {
   MARLIN_HOST_DEVICE int Bytes() const { return BarriersAt() + 4 * kStages * 8; }
 };
 
-MARLIN_DEVICE int CeilDivide(int value, int divisor) { return (value + divisor - 1) / divisor; }
+[[maybe_unused]] MARLIN_DEVICE int CeilDivide(int value, int divisor) {
+  return (value + divisor - 1) / divisor;
+}
 
 /// A CTA's blocks of keys, and the stages through which they go.
 template <typename Shape>
@@ -103,7 +107,7 @@ struct Ring {
 };
 
 /// One arrival of a warp, after what its lanes did before.
-MARLIN_DEVICE void ArriveAsWarp(uint32_t barrier) {
+[[maybe_unused]] MARLIN_DEVICE void ArriveAsWarp(uint32_t barrier) {
   __syncwarp();
   if ((threadIdx.x & 31) == 0) Arrive(barrier);
 }
@@ -252,7 +256,7 @@ class Consumer {
       const uint32_t values = ring_.Values(block);
       const bool seen = blocks_.Sees(block);
       bool by_key = false;
-      if (Shape::kCaps && seen) CapScores(args_.softcap, scores);
+      if (Shape::Caps() && seen) CapScores(args_.softcap, scores);
       if (seen && blocks_.IsMasked(block)) {
         WaitFor(ring_.ValuesFull(block), block);
         attention_.rows().Mask(

@@ -250,19 +250,21 @@ MARLIN_DEVICE void FinishUnit(const GemvArguments& args, const GemvBlock<kStrips
   }
 }
 
-/// Requests the activations and the first tiles without TMA, and so without PDL. Memory requests
-/// are served in order, and all warps wait for the few bytes of activations: these come first.
+/// Requests the activations and the first tiles without TMA, and so without PDL. A tile for every
+/// warp comes first, because device memory answers last; then the activations, for which all warps
+/// wait. (Their mbarriers also wait for these tiles, as for all earlier copies of a thread.)
 template <CodeKind kKind, typename T, int kStrips, typename Stream>
 MARLIN_DEVICE void RequestByLanes(const GemvArguments& args, const GemvBlock<kStrips>& block,
                                   Stream& stream, uint32_t base) {
   const int thread = static_cast<int>(threadIdx.x);
+  stream.Refill(RingStage{block.ring});
   if (thread < args.pieces) {
     InitBarrier(block.arrived + 8 * thread, static_cast<int>(blockDim.x));
   }
   __syncthreads();
   CopyActivations(args, block.first_tile * kTileK, block.activations, block.arrived);
 #pragma unroll 1
-  for (int s = 0; s < args.stages; ++s) {
+  for (int s = 1; s < args.stages; ++s) {
     stream.Refill(RingStage{block.ring + s * block.slot_bytes});
   }
   if constexpr (kKind == CodeKind::kTable4) {

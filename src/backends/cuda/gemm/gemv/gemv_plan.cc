@@ -73,6 +73,7 @@ bool DivideShared(const TileProblem& problem, const DeviceShape& device, GemvPla
 struct PlanCosts {
   double step;
   double tile;
+  double memory_tile;
   double round;
   double reduction;
   double reduction_split;
@@ -85,6 +86,7 @@ struct PlanCosts {
     const double bytes = problem.tile_bytes / costs.tile_bytes;
     step = bytes * costs.step[wide ? 1 : 0][plan.warps > 8 ? 1 : 0];
     tile = bytes * plan.strips * costs.tile[two_n8_tiles ? 1 : 0];
+    memory_tile = bytes * plan.strips * costs.memory_tile;
     round = costs.round[wide || two_n8_tiles ? 1 : 0];
     const GemvCosts::Reduction& reduction_costs =
         plan.arguments.in_cluster ? costs.cluster : costs.memory;
@@ -145,8 +147,7 @@ std::optional<GemvPlan> PlanGemvAs(const TileProblem& problem, const DeviceShape
   args.m = problem.m;
   args.k = problem.k;
   args.stages = shape.stages;
-  // Without PDL no work comes before that on the activations.
-  args.first_stages = device.has_tma() ? shape.first_stages : 0;
+  args.first_stages = device.has_tma() ? shape.first_stages : 1;
   args.tiles = Ceil(problem.k, kTileK);
   args.tiles_of_split = Ceil(args.tiles, shape.splits);
   args.splits = Ceil(args.tiles, args.tiles_of_split);
@@ -287,7 +288,7 @@ std::optional<GemvPlan> DeepestPlan(const TileProblem& problem, const DeviceShap
 }
 
 /// Without TMA: the plan with the most warps that have two stages. Two stages for half of the warps
-/// are worth more than one for all.
+/// are worth more than one for all, and wide units are worth nothing with one.
 std::optional<GemvPlan> PlanByLanes(const TileProblem& problem, const DeviceShape& device,
                                     int splits, int most_warps, int unit_strips) {
   std::optional<GemvPlan> shallow;
@@ -296,7 +297,7 @@ std::optional<GemvPlan> PlanByLanes(const TileProblem& problem, const DeviceShap
     const auto plan = DeepestPlan(problem, device, shape);
     if (!plan) continue;
     if (plan->arguments.stages >= std::min(shape.stages, 2)) return plan;
-    if (!shallow) shallow = plan;
+    if (!shallow && unit_strips == 1) shallow = plan;
   }
   return shallow;
 }
@@ -306,8 +307,10 @@ GemvPlan UsualPlan(const TileProblem& problem, const DeviceShape& device) {
   for (int splits = FewestSplits(problem, device);; splits = MoreSplits(problem, device, splits)) {
     GemvShape shape = UsualShape(problem, device, splits);
     if (!device.has_tma()) {
-      const auto plan = PlanByLanes(problem, device, splits, shape.warps, shape.strips);
-      if (plan) return *plan;
+      for (int strips = shape.strips; strips > 0; --strips) {
+        const auto plan = PlanByLanes(problem, device, splits, shape.warps, strips);
+        if (plan) return *plan;
+      }
       continue;
     }
     // With wide units, two stages for half of the warps are worth more than one for all.
@@ -328,9 +331,13 @@ double GemvMicroseconds(const TileProblem& problem, const DeviceShape& device,
   const PlanCosts costs(problem, device, plan);
   const int units = UnitsOfBlock(args);
   const double activations = double{kTileK * 2} * args.tiles_of_split * problem.m;
+  // Where memory bounds all CTAs, those that end early leave their share of it to the others.
+  const double busiest = units * args.tiles_of_split * costs.tile;
+  const double average =
+      double{1} * UnitsOf(plan) * args.tiles / device.multiprocessors * costs.memory_tile;
   double micros =
       RoundsOf(plan) * (Ceil(args.tiles_of_split, args.share) * costs.step + costs.round) +
-      units * args.tiles_of_split * costs.tile + activations * device.costs->gemv.activation;
+      std::max(busiest, average) + activations * device.costs->gemv.activation;
   if (args.multicast > 1) micros += device.costs->gemv.shared_copies;
   if (plan.splits > 1) {
     micros += costs.reduction + plan.splits * costs.reduction_split +

@@ -42,14 +42,12 @@ int MostResident(int tokens, int warps) { return 65536 / (RegistersOf(tokens) * 
 
 /// Whether the gates and ups of an n-tile are in different n-tiles of the weights; otherwise their
 /// sums meet in the workspace.
-bool HalvesInStrips(const TileProblem& problem) { return problem.n % (2 * kStripOutputs) == 0; }
+bool HasWholeHalves(const TileProblem& problem) { return problem.n % (2 * kStripOutputs) == 0; }
 
-bool GatesInOtherStrips(const TileProblem& problem) {
-  return problem.gated && !HalvesInStrips(problem);
-}
+bool HasGatesApart(const TileProblem& problem) { return problem.gated && !HasWholeHalves(problem); }
 
 int BlocksOf(const TileProblem& problem, int warps) {
-  return problem.gated && HalvesInStrips(problem)
+  return problem.gated && HasWholeHalves(problem)
              ? Ceil(problem.n / 2, int64_t{warps} / 2 * kStripOutputs)
              : Ceil(problem.n, int64_t{warps} * kStripOutputs);
 }
@@ -77,22 +75,27 @@ MmaFit FitMma(const DeviceShape& device, int tile_bytes, int tokens, int warps) 
 
 double MmaStepCycles(const TileProblem& problem, const DeviceShape& device, const MmaFit& fit,
                      int tokens) {
+  // Instructions of a warp, counted in the compiled kernels.
+  const double fixed = (problem.sparse ? 330.0 : 500.0) + (problem.pair_table ? 250.0 : 0.0);
+  const double per_token = problem.sparse ? 2.5 : 3.4;
+  // Warps of one of the four parts of a multiprocessor: alone, one waits for most of its time.
+  const double warps = fit.warps / 4.0;
+  constexpr double kAlone = 0.45;
+  constexpr double kTogether = 0.75;
+  const double rate = std::min(kAlone * warps * fit.resident, kTogether);
+  const double issue = warps * (fixed + per_token * tokens) / rate;
+
+  constexpr double kReached = 0.9;  ///< Part of the rate of MMAs that kernels reach.
+  const double rows = kStripOutputs * (problem.sparse ? 0.5 : 1.0);
+  const double products = fit.warps * rows * kTileK * tokens / (kReached * ProductsOf(device));
   const double weights = double{1} * fit.warps * problem.tile_bytes;
   const double activations = double{1} * tokens * kTokenBytes;
-  const double fragments = fit.warps * (problem.sparse ? 8.0 : 16.0);
-  const double products = fragments * 16 * 16 * tokens / ProductsOf(device);
-  // Cycles of one of the four parts of a multiprocessor that decodes a fragment.
-  const double decode = fragments / 4 * (problem.pair_table ? 44 : 24);
   const double read = fit.warps * activations / kSharedBytes;
-  // The bytes in flight over their latency.
-  const double flight = fit.resident * (fit.stages - 1) * (weights + activations) / kMemoryLatency;
-  const double l2 = (weights + activations) / std::min(kL2Bytes, flight);
-  // Decoding and MMAs of different warps overlap, but not all of them.
-  constexpr double kNotHidden = 0.2;
-  constexpr double kBarrier = 120;
-  const double compute =
-      std::max({products, decode, read}) + kNotHidden * std::min(products, decode);
-  return std::max(compute, l2) + kBarrier / fit.resident;
+  const double compute = std::max({issue, products, read});
+  // What other CTAs hide: the barrier, and the latency of copies.
+  constexpr double kBarrier = 250;
+  const double alone = std::max(compute + kBarrier, kMemoryLatency / (fit.stages - 1));
+  return std::max({compute, (weights + activations) / kL2Bytes, alone / fit.resident});
 }
 
 double MmaCyclesPerMicrosecond(const DeviceShape& device) {
@@ -122,8 +125,11 @@ double CyclesOf(const TileProblem& problem, const DeviceShape& device, const Mma
   const int of_sm = Ceil(ctas, device.multiprocessors);
   const double outputs = double{1} * shape.tokens * fit.warps * kStripOutputs;
   // Where all CTAs run at once, those that share a multiprocessor share its rates.
-  const double item = kLaunch / std::min(of_sm, fit.resident) + outputs * 0.1;
-  const double work = of_sm * (tiles * MmaStepCycles(problem, device, fit, shape.tokens) + item);
+  MmaFit at_once = fit;
+  at_once.resident = std::min(of_sm, fit.resident);
+  const double item = kLaunch / at_once.resident + outputs * 0.1;
+  const double work =
+      of_sm * (tiles * MmaStepCycles(problem, device, at_once, shape.tokens) + item);
   const double bytes =
       double{1} * Ceil(problem.n, kStripOutputs) * Ceil(problem.k, kTileK) * problem.tile_bytes;
   const double memory = bytes / (MemoryBytesOf(device) * device.multiprocessors);
@@ -172,7 +178,7 @@ MmaPlan PlanMmaAs(const TileProblem& problem, const DeviceShape& device, const M
   plan.warps = fit.warps;
   plan.resident = fit.resident;
   plan.cycles = CyclesOf(problem, device, fit, shape);
-  plan.partials = GatesInOtherStrips(problem);
+  plan.partials = HasGatesApart(problem);
   args.tiles = Ceil(problem.k, kTileK);
   args.splits = shape.splits;
   args.tiles_base = args.tiles / args.splits;
@@ -200,23 +206,34 @@ bool IsTooWide(const TileProblem& problem, int width) {
   return width > kMmaWidths[0] && width / 2 >= problem.m;
 }
 
-MmaShape ChooseShape(const TileProblem& problem, const DeviceShape& device) {
-  MmaShape best = {kMmaWidths[0], 1};
-  double least = 0;
-  for (const int width : kMmaWidths) {
-    if (IsTooWide(problem, width)) break;
-    for (int splits = 1; splits <= kMaxSplits; ++splits) {
-      const MmaShape shape = {width, splits};
-      const auto fit = FitOf(problem, device, shape);
-      if (!fit) continue;
-      const double cycles = CyclesOf(problem, device, *fit, shape);
-      if (least != 0 && cycles >= least) continue;
-      least = cycles;
-      best = shape;
-    }
+/// The splits of the fastest plan of a width, if it has one.
+std::optional<MmaPlan> FastestOfWidth(const TileProblem& problem, const DeviceShape& device,
+                                      int width) {
+  std::optional<MmaPlan> best;
+  for (int splits = 1; splits <= kMaxSplits; ++splits) {
+    if (!CanPlanMmaAs(problem, device, {width, splits})) continue;
+    const MmaPlan plan = PlanMmaAs(problem, device, {width, splits});
+    if (!best || plan.cycles < best->cycles) best = plan;
   }
   return best;
 }
+
+}  // namespace
+
+MmaPlan PlanMma(const TileProblem& problem, const DeviceShape& device) {
+  // Wide tiles decode less and read less from L2, which saves power, and clocks rise with it.
+  constexpr double kWideIsWorth = 1.04;
+  std::vector<MmaPlan> plans;
+  for (const int width : kMmaWidths) {
+    if (IsTooWide(problem, width)) break;
+    if (auto plan = FastestOfWidth(problem, device, width)) plans.push_back(*plan);
+  }
+  const double least = std::ranges::min(plans, {}, &MmaPlan::cycles).cycles;
+  while (plans.back().cycles > kWideIsWorth * least) plans.pop_back();
+  return plans.back();
+}
+
+namespace {
 
 /// Far beyond any other kernel's estimate but the exact ones'.
 constexpr double kNever = 1e11;
@@ -234,7 +251,8 @@ double MmaMicroseconds(const GemmDesc& desc, const DeviceShape& device) {
 
 std::vector<KernelVariant> MmaVariants(const GemmDesc& desc, const DeviceShape& device) {
   const TileProblem problem = TileProblemOf(desc);
-  const MmaShape usual = ChooseShape(problem, device);
+  const MmaPlan plan = PlanMma(problem, device);
+  const MmaShape usual = {plan.tokens, plan.arguments.splits};
   std::vector<KernelVariant> variants = {{usual.tokens, usual.splits}};
   // Nothing to tune where another kernel is faster anyhow.
   if (device.has_wgmma) return variants;
@@ -255,10 +273,6 @@ bool CanRunMmaVariant(const GemmDesc& desc, const DeviceShape& device,
 }
 
 }  // namespace
-
-MmaPlan PlanMma(const TileProblem& problem, const DeviceShape& device) {
-  return PlanMmaAs(problem, device, ChooseShape(problem, device));
-}
 
 int64_t MmaCounterBytes(const MmaPlan& plan) {
   return RoundUp(int64_t{plan.items} * int64_t{sizeof(uint32_t)}, int64_t{256});

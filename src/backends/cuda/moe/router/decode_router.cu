@@ -218,13 +218,7 @@ constexpr Kernel kKernels[] = {&DecodeRouterKernel<1>, &DecodeRouterKernel<2>,
 }  // namespace
 
 cudaError_t LoadDecodeRouter() {
-  for (const Kernel kernel : kKernels) {
-    const auto* const function = reinterpret_cast<const void*>(kernel);
-    cudaError_t error = AllowAllShared(function);
-    if (error == cudaSuccess) error = PreferShared(function);
-    if (error != cudaSuccess) return error;
-  }
-  return cudaSuccess;
+  return PrepareSharedKernels(kKernels[0], kKernels[1], kKernels[2]);
 }
 
 cudaError_t LaunchDecodeRouter(const RouteRowsArguments& args, cudaStream_t stream) {

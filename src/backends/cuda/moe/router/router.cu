@@ -36,15 +36,7 @@ __global__ void __launch_bounds__(kTeamWarps * 32)
 
 }  // namespace
 
-cudaError_t LoadRouter() {
-  for (const auto kernel : {&RouterKernel, &TeamRouterKernel}) {
-    const auto* const function = reinterpret_cast<const void*>(kernel);
-    cudaError_t error = AllowAllShared(function);
-    if (error == cudaSuccess) error = PreferShared(function);
-    if (error != cudaSuccess) return error;
-  }
-  return cudaSuccess;
-}
+cudaError_t LoadRouter() { return PrepareSharedKernels(&RouterKernel, &TeamRouterKernel); }
 
 cudaError_t LaunchRouter(const RouterArguments& args, const DeviceShape& device,
                          cudaStream_t stream) {

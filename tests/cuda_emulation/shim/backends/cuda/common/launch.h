@@ -17,6 +17,7 @@ struct LaunchSize {
 };
 
 inline cudaError_t AllowAllShared(const void*) { return cudaSuccess; }
+inline cudaError_t PreferShared(const void*) { return cudaSuccess; }
 template <typename... Kernels>
 cudaError_t PrepareKernels(Kernels...) {
   return cudaSuccess;
