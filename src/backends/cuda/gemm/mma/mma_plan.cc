@@ -42,12 +42,12 @@ int MostResident(int tokens, int warps) { return 65536 / (RegistersOf(tokens) * 
 
 /// Whether the gates and ups of an n-tile are in different n-tiles of the weights; otherwise their
 /// sums meet in the workspace.
-bool HasWholeHalves(const TileProblem& problem) { return problem.n % (2 * kStripOutputs) == 0; }
+bool StripsPair(const TileProblem& problem) { return problem.n % (2 * kStripOutputs) == 0; }
 
-bool HasGatesApart(const TileProblem& problem) { return problem.gated && !HasWholeHalves(problem); }
+bool UpsApart(const TileProblem& problem) { return problem.gated && !StripsPair(problem); }
 
-int BlocksOf(const TileProblem& problem, int warps) {
-  return problem.gated && HasWholeHalves(problem)
+int MmaBlocks(const TileProblem& problem, int warps) {
+  return problem.gated && StripsPair(problem)
              ? Ceil(problem.n / 2, int64_t{warps} / 2 * kStripOutputs)
              : Ceil(problem.n, int64_t{warps} * kStripOutputs);
 }
@@ -104,23 +104,23 @@ double MmaCyclesPerMicrosecond(const DeviceShape& device) {
 
 namespace {
 
-bool CanSplit(const TileProblem& problem, const DeviceShape& device, const MmaFit& fit,
-              int64_t items, int splits) {
+bool CanSplitMma(const TileProblem& problem, const DeviceShape& device, const MmaFit& fit,
+                 int64_t items, int splits) {
   constexpr int kLeastTiles = 4;
   return !problem.batch_invariant && splits <= kMaxSplits &&
          Ceil(problem.k, kTileK) >= splits * kLeastTiles &&
          items * splits <= int64_t{device.multiprocessors} * fit.resident;
 }
 
-int64_t ItemsOf(const TileProblem& problem, int tokens, int warps) {
-  return int64_t{Ceil(problem.m, tokens)} * BlocksOf(problem, warps);
+int64_t MmaItems(const TileProblem& problem, int tokens, int warps) {
+  return int64_t{Ceil(problem.m, tokens)} * MmaBlocks(problem, warps);
 }
 
-double CyclesOf(const TileProblem& problem, const DeviceShape& device, const MmaFit& fit,
-                const MmaShape& shape) {
+double MmaCycles(const TileProblem& problem, const DeviceShape& device, const MmaFit& fit,
+                 const MmaShape& shape) {
   constexpr double kLaunch = 3000;  ///< Until the first tile has arrived, and the epilogue's start.
   constexpr double kMeeting = 2500;
-  const int64_t ctas = ItemsOf(problem, shape.tokens, fit.warps) * shape.splits;
+  const int64_t ctas = MmaItems(problem, shape.tokens, fit.warps) * shape.splits;
   const int tiles = Ceil(Ceil(problem.k, kTileK), shape.splits);
   const int of_sm = Ceil(ctas, device.multiprocessors);
   const double outputs = double{1} * shape.tokens * fit.warps * kStripOutputs;
@@ -141,17 +141,17 @@ double CyclesOf(const TileProblem& problem, const DeviceShape& device, const Mma
 }
 
 /// The warps of the fastest CTAs of a shape, if any are possible.
-std::optional<MmaFit> FitOf(const TileProblem& problem, const DeviceShape& device,
-                            const MmaShape& shape) {
+std::optional<MmaFit> FastestFit(const TileProblem& problem, const DeviceShape& device,
+                                 const MmaShape& shape) {
   std::optional<MmaFit> best;
   double least = 0;
   for (const int warps : {4, kMostMmaWarps}) {
-    const int64_t items = ItemsOf(problem, shape.tokens, warps);
+    const int64_t items = MmaItems(problem, shape.tokens, warps);
     for (int resident = MostResident(shape.tokens, warps); resident > 0; --resident) {
       const MmaFit fit = FitMma(device, problem.tile_bytes, shape.tokens, warps, resident);
       if (fit.stages == 0) continue;
-      if (shape.splits > 1 && !CanSplit(problem, device, fit, items, shape.splits)) continue;
-      const double cycles = CyclesOf(problem, device, fit, shape);
+      if (shape.splits > 1 && !CanSplitMma(problem, device, fit, items, shape.splits)) continue;
+      const double cycles = MmaCycles(problem, device, fit, shape);
       if (best && cycles >= least) continue;
       least = cycles;
       best = fit;
@@ -167,24 +167,25 @@ bool IsWidth(int tokens) {
 }  // namespace
 
 bool CanPlanMmaAs(const TileProblem& problem, const DeviceShape& device, const MmaShape& shape) {
-  return IsWidth(shape.tokens) && shape.splits > 0 && FitOf(problem, device, shape).has_value();
+  return IsWidth(shape.tokens) && shape.splits > 0 &&
+         FastestFit(problem, device, shape).has_value();
 }
 
 MmaPlan PlanMmaAs(const TileProblem& problem, const DeviceShape& device, const MmaShape& shape) {
-  const MmaFit fit = *FitOf(problem, device, shape);
+  const MmaFit fit = *FastestFit(problem, device, shape);
   MmaPlan plan;
   MmaArguments& args = plan.arguments;
   plan.tokens = shape.tokens;
   plan.warps = fit.warps;
   plan.resident = fit.resident;
-  plan.cycles = CyclesOf(problem, device, fit, shape);
-  plan.partials = HasGatesApart(problem);
+  plan.cycles = MmaCycles(problem, device, fit, shape);
+  plan.partials = UpsApart(problem);
   args.tiles = Ceil(problem.k, kTileK);
   args.splits = shape.splits;
   args.tiles_base = args.tiles / args.splits;
   args.tiles_rest = args.tiles % args.splits;
   args.token_tiles = Ceil(problem.m, plan.tokens);
-  args.blocks = BlocksOf(problem, fit.warps);
+  args.blocks = MmaBlocks(problem, fit.warps);
   // The activations of a rasterization group stay in the L2 cache while all weights stream by.
   constexpr int kNeighbourTokens = 1024;
   args.neighbours = kNeighbourTokens / plan.tokens;
@@ -192,7 +193,7 @@ MmaPlan PlanMmaAs(const TileProblem& problem, const DeviceShape& device, const M
   args.m = problem.m;
   args.k = problem.k;
   args.stages = fit.stages;
-  plan.items = static_cast<int>(ItemsOf(problem, plan.tokens, fit.warps));
+  plan.items = static_cast<int>(MmaItems(problem, plan.tokens, fit.warps));
   plan.shared_bytes =
       std::max(MmaStages{fit.stages, fit.warps, problem.tile_bytes}.Bytes(plan.tokens),
                MmaExchangeBytes(fit.warps));
@@ -267,8 +268,7 @@ std::vector<KernelVariant> MmaVariants(const GemmDesc& desc, const DeviceShape& 
   return variants;
 }
 
-bool CanRunMmaVariant(const GemmDesc& desc, const DeviceShape& device,
-                      const KernelVariant& variant) {
+bool CanRunMma(const GemmDesc& desc, const DeviceShape& device, const KernelVariant& variant) {
   return CanPlanMmaAs(TileProblemOf(desc), device, {variant.width, variant.splits});
 }
 
@@ -288,7 +288,7 @@ int64_t MmaWorkspaceBytes(const TileProblem& problem, const MmaPlan& plan) {
 
 const KernelFamily& MmaFamily() {
   static constexpr KernelFamily kFamily = {
-      .microseconds = MmaMicroseconds, .variants = MmaVariants, .can_run_as = CanRunMmaVariant};
+      .microseconds = MmaMicroseconds, .variants = MmaVariants, .can_run_as = CanRunMma};
   return kFamily;
 }
 
