@@ -151,7 +151,7 @@ void ExpectFitting(int64_t k, int bits, const DeviceShape& device) {
   ASSERT_TRUE(one.has_value());
   EXPECT_EQ(one->arguments.warps & (one->arguments.warps - 1), 0);
   EXPECT_LE(1 << one->arguments.share_log2, one->arguments.warps);
-  if (device.has_wgmma) EXPECT_EQ(one->arguments.warps, kExpertWarps);
+  EXPECT_TRUE(!device.has_wgmma || one->arguments.warps == kExpertWarps);
   for (const int64_t rows : {1, 8, 500}) {
     ExpertTilesProblem problem = Problem(k, bits, rows);
     for (const int64_t sort : {int64_t{0}, OwnSortBytes(1), problem.own_sort_bytes}) {
@@ -176,10 +176,12 @@ TEST(ExpertGemvPlan, FitsEveryCard) {
   }
 }
 
-TEST(ExpertGemvPlan, SmallSharedMemoryHasRoomForEightRows) {
+TEST(ExpertGemvPlan, SmallSharedMemoryHasRoomForRows) {
   for (const Card& card : Cards()) {
-    for (const int64_t k : {768, 2048, 2880, 4096}) {
-      EXPECT_GE(PlanExpertGemv(Problem(k), card.shape)->arguments.tile_rows, 8)
+    // Tables of 16 values take 32 KB.
+    for (const auto& [k, rows] :
+         {std::pair<int64_t, int>{768, 8}, {2048, 8}, {2880, 7}, {4096, 5}, {14336, 1}}) {
+      EXPECT_GE(PlanExpertGemv(Problem(k), card.shape)->arguments.tile_rows, rows)
           << card.name << ", k " << k;
     }
   }

@@ -314,7 +314,15 @@ Status Planner::PlanManyRows(const Matrix& first, const ManyRowsPlan& plan,
   }
   MARLIN_RETURN_IF_ERROR(Check(AllowAllShared(launch->function), "moe_expert_gemm"));
   if (launch->kernel == ExpertKernel::kWgmma) return {};
-  return Check(PreferShared(launch->function), "moe_expert_gemm");
+  MARLIN_RETURN_IF_ERROR(Check(PreferShared(launch->function), "moe_expert_gemm"));
+  // Registers may allow fewer CTAs; then more of them would only begin when others have ended.
+  int fit = 0;
+  MARLIN_RETURN_IF_ERROR(Check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+                                   &fit, launch->function, launch->mma.arguments.Threads(),
+                                   static_cast<size_t>(launch->mma.shared_bytes)),
+                               "moe_expert_gemm"));
+  launch->mma.resident = std::clamp(fit, 1, launch->mma.resident);
+  return {};
 }
 
 template <typename View>
