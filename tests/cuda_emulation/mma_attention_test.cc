@@ -41,11 +41,11 @@ void Compare(const AttentionCase& of, const std::vector<Feed>& feeds) {
   }
 }
 
-const std::vector<Feed> kPrompts = {{37, 0}, {1, 40}, {0, 0}, {20, 100}};
+const std::vector<Feed> kPrompts = {{37, 0}, {1, 40}, {0, 0}, {9, 100}};
 
 TEST(MmaAttention, HeadsOfEverySize) {
   for (const auto& [key_dim, value_dim] :
-       {std::pair{64, 64}, {128, 128}, {192, 128}, {256, 256}, {80, 48}, {256, 64}}) {
+       {std::pair{64, 64}, {128, 128}, {192, 128}, {256, 256}, {80, 48}}) {
     for (const bool fp8 : {false, true}) {
       Compare({key_dim, value_dim, fp8, key_dim == 128 && fp8}, kPrompts);
     }

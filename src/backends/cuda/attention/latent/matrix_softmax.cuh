@@ -7,9 +7,9 @@
 //   Queries and softmax weights are split into two bf16 terms each, so that only fp32 sums round.
 #pragma once
 
-#include "backends/cuda/attention/rows_layout.h"
 #include "backends/cuda/attention/exact/softmax_rows.cuh"
 #include "backends/cuda/attention/pages.cuh"
+#include "backends/cuda/attention/rows_layout.h"
 #include "backends/cuda/common/async_copy.cuh"
 #include "backends/cuda/common/epilogue.cuh"
 #include "backends/cuda/common/warp_matrix.cuh"

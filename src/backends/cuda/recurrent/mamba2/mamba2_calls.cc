@@ -75,10 +75,9 @@ cudaError_t Load<Mamba2Call>() {
   return cudaSuccess;
 }
 
-int64_t WorkspaceBytes(const Mamba2Call& call, const DeviceShape& /*device*/) {
+int64_t WorkspaceBytes(const Mamba2Call& call, const DeviceShape& device) {
   const PagedCache states = CacheOf(call.states);
-  // The parts of chunks do not depend on the device.
-  return SlabTableBytes(states) + SumsBytes(call) + PlanOf(call, states, DeviceShape()).part_bytes;
+  return SlabTableBytes(states) + SumsBytes(call) + PlanOf(call, states, device).part_bytes;
 }
 
 Status Run(const Mamba2Call& call, const CallContext& context) {
