@@ -533,7 +533,7 @@ MARLIN_DEVICE void SampleRows(const SampleArguments& args) {
 
 /// A cluster for each row.
 template <int kCluster, int kThreads>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 1)
     SampleKernel(const __grid_constant__ SampleArguments args) {
   EnterChain();
   // Code with clusters does not run the other kernel.
