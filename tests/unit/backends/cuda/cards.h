@@ -1,4 +1,4 @@
-// The devices that plans are for, beside an H200.
+// The devices that plans are for: an H200 and others.
 #pragma once
 
 #include <vector>
