@@ -1,4 +1,4 @@
-// The devices that plans are for: an H200 and others.
+// The devices that plans are for.
 #pragma once
 
 #include <vector>
