@@ -1,4 +1,4 @@
-// The devices that plans are for, beside an H200.
+// The devices that plans are for.
 #pragma once
 
 #include <vector>
