@@ -7,6 +7,7 @@
 
 #include "base/macros.h"
 #include "model/host_experts.h"
+#include "model/host_layers.h"
 #include "model/layers.h"
 #include "model/mixer.h"
 #include "model/weight_source.h"
@@ -115,17 +116,16 @@ class DecoderLoader {
         config_(config),
         shape_(config.shape) {}
 
+  /// Loads Decoder::part.
   Status Load(Decoder* decoder) {
     MARLIN_RETURN_IF_ERROR(LoadEnds(decoder));
     for (int64_t index = 0; index < shape_.layers; ++index) {
-      DecoderLayer layer;
+      DecoderLayer& layer = decoder->layers.emplace_back();
+      if (!decoder->part.Has(index)) continue;
       MARLIN_RETURN_IF_ERROR(LoadLayer(index, {}, &layer));
-      decoder->layers.push_back(std::move(layer));
       if (progress_) progress_(index + 1, shape_.layers);
     }
     MARLIN_RETURN_IF_ERROR(source_.Finish());
-    IgnoreExtras(config_, &source_);
-    MARLIN_RETURN_IF_ERROR(source_.CheckAllUsed());
     decoder->parameters = parameters();
     decoder->bytes = bytes();
     if (host_ == nullptr) return {};
@@ -133,6 +133,14 @@ class DecoderLoader {
     decoder->host_experts = host_->count;
     return {};
   }
+
+  /// Errors: kMalformedFile naming a tensor that no part has loaded.
+  Status CheckAllUsed() {
+    IgnoreExtras(config_, &source_);
+    return source_.CheckAllUsed();
+  }
+  /// Goes on after the loader of the part before.
+  void Follow(const DecoderLoader& before) { source_.Follow(before.source_); }
 
   void Replace(const ReplacedMatrices* replaced) { source_.Replace(replaced); }
   /// Waits until what was loaded can be used.
@@ -143,7 +151,10 @@ class DecoderLoader {
 
   /// Everything outside of the layers.
   Status LoadEnds(Decoder* decoder) {
-    MARLIN_RETURN_IF_ERROR(LoadEmbedding(decoder));
+    const DecoderPart& part = decoder->part;
+    if (part.embeds()) MARLIN_RETURN_IF_ERROR(LoadEmbedding(shape_.tied && part.head, decoder));
+    if (!part.head) return {};
+    MARLIN_RETURN_IF_ERROR(LoadHead(decoder));
     // The norm before the head carries the factor of the logits.
     MARLIN_ASSIGN_OR_RETURN(decoder->norm,
                             Vector(FinalNorm(*config_.family, shape_), config_.logit_scale));
@@ -246,18 +257,22 @@ class DecoderLoader {
     return {};
   }
 
-  Status LoadEmbedding(Decoder* decoder) {
+  Status LoadEmbedding(bool as_weights, Decoder* decoder) {
     MARLIN_RETURN_IF_ERROR(LoadTable(&source_, kEmbeddingTensor, shape_.vocabulary, shape_.hidden,
-                                     shape_.tied, &decoder->embedding,
+                                     as_weights, &decoder->embedding,
                                      &decoder->embedding_projection));
-    MARLIN_RETURN_IF_ERROR(LoadLayerEmbeddings(&decoder->layer_embeddings));
-    const std::string head_name(kHeadTensor);
+    return LoadLayerEmbeddings(&decoder->layer_embeddings);
+  }
+
+  Status LoadHead(Decoder* decoder) {
+    std::string name(kHeadTensor);
     if (shape_.tied) {
       // Some writers store a tied head as well.
-      source_.Ignore(head_name);
-      return {};
+      source_.Ignore(name);
+      if (decoder->part.embeds()) return {};
+      name = kEmbeddingTensor;
     }
-    const std::vector<MatrixRequest> head = {{head_name, shape_.vocabulary}};
+    const std::vector<MatrixRequest> head = {{name, shape_.vocabulary}};
     MARLIN_ASSIGN_OR_RETURN(decoder->head, source_.Load(head, shape_.hidden));
     return {};
   }
@@ -498,7 +513,22 @@ Result<Decoder> LoadDecoder(const Checkpoint& checkpoint, DecoderConfig config,
                             const Device& device, const LoadOptions& options) {
   Decoder decoder{std::move(config), checkpoint, {}, {}, {}, {}, {}, {}, {}, {}, 0, 0};
   DecoderLoader loader(decoder.checkpoint, device, decoder.config, options);
+  if (const HostLayers* const layers = options.host_layers; layers != nullptr) {
+    LoadOptions plain;
+    plain.progress = options.progress;
+    plain.exact = options.exact;
+    plain.seconds = options.seconds;
+    decoder.host_part = std::make_unique<Decoder>(
+        Decoder{decoder.config, checkpoint, {}, {}, {}, {}, {}, {}, {}, {}, 0, 0});
+    Decoder& host = *decoder.host_part;
+    host.part = {0, layers->count, false};
+    decoder.part.first = layers->count;
+    DecoderLoader of_host(host.checkpoint, *layers->host, host.config, plain);
+    MARLIN_RETURN_IF_ERROR(of_host.Load(&host));
+    loader.Follow(of_host);
+  }
   MARLIN_RETURN_IF_ERROR(loader.Load(&decoder));
+  MARLIN_RETURN_IF_ERROR(loader.CheckAllUsed());
   return decoder;
 }
 

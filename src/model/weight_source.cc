@@ -373,6 +373,11 @@ Status WeightSource::Finish() {
   return FinishPreparing(*device_);
 }
 
+void WeightSource::Follow(const WeightSource& before) {
+  used_ = before.used_;
+  parameters_ = before.parameters_;
+}
+
 Status WeightSource::CheckAllUsed() const {
   if (CheckpointAccess::Get(checkpoint_).options.allow_extra_tensors) return {};
   const auto unexpected = [this](std::string_view what, const std::string& name) {

@@ -87,6 +87,8 @@ class WeightSource {
   Status Expect(const MatrixRequest& matrix, int64_t in) { return Locate(matrix, in).status(); }
   Status Expect(const std::string& name, const Shape& s) { return FindTensor(name, s).status(); }
 
+  /// Goes on after another source of the checkpoint, whose tensors are used and counted.
+  void Follow(const WeightSource& before);
   /// Marks a tensor as used although this model does not need it.
   void Ignore(const std::string& name) { used_.insert(name); }
   /// Errors: kMalformedFile naming a tensor that was never requested.
