@@ -8,7 +8,7 @@
 #include "base/macros.h"
 #include "base/text_table.h"
 #include "bench/document.h"
-#include "engine/place_model.h"
+#include "engine/placement/place_model.h"
 #include "marlin/checkpoint.h"
 #include "model/layers.h"
 #include "model/open_model.h"

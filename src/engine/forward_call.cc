@@ -96,7 +96,6 @@ bool CanRepeat(const Model::Impl& model, const PassPlan& plan) {
 /// One Forward call: passes over its tokens, in sequence.
 class ForwardCall {
  public:
-  /// `host_arena` is of Model::Impl::host, or null.
   ForwardCall(const Model::Impl& model, std::span<const SequenceInput> inputs, Arena& arena,
               Arena* host_arena, const Wanted& wanted)
       : model_(model), inputs_(inputs), arena_(arena), host_arena_(host_arena), wanted_(wanted) {
@@ -180,7 +179,6 @@ class ForwardCall {
 
   Status RunProgram(Pass& pass) {
     if (wanted_.timer != nullptr) {
-      // The host's layers have begun the pass.
       if (pass.timer == nullptr) MARLIN_RETURN_IF_ERROR(wanted_.timer->BeginPass());
       pass.timer = wanted_.timer;
       const Status run = model_.program.Run(pass);
@@ -384,7 +382,7 @@ class ForwardCall {
   const Model::Impl& model_;
   std::span<const SequenceInput> inputs_;
   Arena& arena_;
-  Arena* const host_arena_;
+  Arena* const host_arena_;  ///< Memory of Model::Impl::host, or null.
   const Wanted& wanted_;
   bool has_targets_ = false;  ///< Some wanted rows only give log-probabilities.
   bool has_drafts_ = false;
@@ -422,8 +420,7 @@ Status RunForward(const Model::Impl& model, std::span<const SequenceInput> input
   Arena arena = TakeArena(model);
   std::optional<Arena> of_host;
   if (model.host != nullptr) of_host = TakeArena(*model.host);
-  Status status =
-      ForwardCall(model, inputs, arena, of_host ? &*of_host : nullptr, wanted).Run();
+  Status status = ForwardCall(model, inputs, arena, of_host ? &*of_host : nullptr, wanted).Run();
   if (of_host) GiveBack(*model.host, *std::move(of_host));
   GiveBack(model, std::move(arena));
   return status;

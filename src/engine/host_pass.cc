@@ -5,9 +5,8 @@
 namespace marlin {
 
 HostPass::HostPass(const Model::Impl& model, Arena& arena, const Wanted& wanted)
-    : host_(*model.host),
-      scope_(arena),
-      pass_{host_.device, host_.decoder, *host_.pool, host_.products, arena, wanted.routing} {
+    : host_(*model.host), scope_(arena), pass_{host_.device,   host_.decoder, *host_.pool,
+                                               host_.products, arena,         wanted.routing} {
   pass_.timer = wanted.timer;
 }
 

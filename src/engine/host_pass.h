@@ -1,4 +1,4 @@
-// The part of a pass that the host runs: the layers before those of the device.
+// The part of a pass that the host runs: the model's first layers.
 #pragma once
 
 #include "engine/forward.h"
@@ -11,7 +11,7 @@ namespace marlin {
 
 class HostPass {
  public:
-  /// Of a model with Model::Impl::host, in an arena of that part. Everything must outlive it.
+  /// For a model with Model::Impl::host, in an arena of that part. Everything must outlive it.
   HostPass(const Model::Impl& model, Arena& arena, const Wanted& wanted);
 
   /// Runs rows through the host's layers. A device may still be busy with the pass before.

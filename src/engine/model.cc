@@ -16,7 +16,7 @@
 #include "engine/forward_call.h"
 #include "engine/kv_cache.h"
 #include "engine/model_impl.h"
-#include "engine/place_model.h"
+#include "engine/placement/place_model.h"
 #include "marlin/sampling.h"
 #include "model/layers.h"
 #include "model/mixer.h"
@@ -286,8 +286,8 @@ Result<std::shared_ptr<Model::Impl>> MakeImpl(const Device& device, Decoder deco
     impl->info.host_layers = placement.layers.count;
     impl->info.host_bytes += before->bytes;
     impl->info.host_bytes_per_token = BytesPerToken(*before);
-    MARLIN_ASSIGN_OR_RETURN(impl->host, MakePart(*placement.layers.host, std::move(*before),
-                                                 options, pool));
+    MARLIN_ASSIGN_OR_RETURN(impl->host,
+                            MakePart(*placement.layers.host, std::move(*before), options, pool));
   }
   return std::shared_ptr<Model::Impl>(std::move(impl));
 }
@@ -342,8 +342,7 @@ Result<Model> Model::Open(const std::string& path, const Device& device,
                                                            {.prepared = !options.prepared.empty(),
                                                             .notes = &passed_over}));
     std::move(passed_over.begin(), passed_over.end(), std::back_inserter(directory.config.notes));
-    MARLIN_ASSIGN_OR_RETURN(const ModelPlacement placement,
-                            PlaceModel(directory, chosen, options));
+    MARLIN_ASSIGN_OR_RETURN(const ModelPlacement placement, PlaceModel(directory, chosen, options));
     LoadOptions load;
     load.exact = !options.allow_bf16_activations;
     load.host_experts = placement.host_experts();
@@ -357,8 +356,7 @@ Result<Model> Model::Open(const std::string& path, const Device& device,
                             MakeImpl(chosen, std::move(decoder), options, placement));
     if (options.draft) {
       MARLIN_ASSIGN_OR_RETURN(Decoder draft, LoadDraft(impl->decoder, chosen, load.exact));
-      MARLIN_ASSIGN_OR_RETURN(impl->draft,
-                              MakeImpl(chosen, std::move(draft), options, placement));
+      MARLIN_ASSIGN_OR_RETURN(impl->draft, MakeImpl(chosen, std::move(draft), options, placement));
     }
     return Model(chosen, impl);
   } catch (const std::bad_alloc&) {

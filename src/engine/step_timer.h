@@ -29,7 +29,7 @@ enum class StepPart : uint8_t {
   kExperts,
   kHead,
   kSample,
-  kCopy,   ///< What the host's layers computed, to the device.
+  kCopy,   ///< Hidden states from the host to the device.
   kFused,  ///< Runs of operations that the device has fused.
 };
 inline constexpr size_t kStepParts = static_cast<size_t>(StepPart::kFused) + 1;

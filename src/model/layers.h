@@ -124,9 +124,9 @@ struct Decoder {
   int64_t host_bytes = 0;    ///< Size of the experts on the host; not in `bytes`.
   int64_t host_experts = 0;  ///< Experts on the host.
   LayerEmbeddings layer_embeddings = {};
-  JoinLayer join = {};  ///< Empty, except after LoadDraft.
-  DecoderPart part = {};  ///< What is loaded; the other layers are empty.
-  /// After LoadDecoder: what comes before the part, on the host; or null.
+  JoinLayer join = {};    ///< Empty, except after LoadDraft.
+  DecoderPart part = {};  ///< Loaded; the other layers are empty.
+  /// After LoadDecoder: the part before, on the host; or null.
   std::unique_ptr<Decoder> host_part = nullptr;
 
   bool joins() const { return !join.projection.empty(); }

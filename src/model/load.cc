@@ -134,17 +134,7 @@ class DecoderLoader {
     return {};
   }
 
-  /// Errors: kMalformedFile naming a tensor that no part has loaded.
-  Status CheckAllUsed() {
-    IgnoreExtras(config_, &source_);
-    return source_.CheckAllUsed();
-  }
-  /// Goes on after the loader of the part before.
-  void Follow(const DecoderLoader& before) { source_.Follow(before.source_); }
-
-  void Replace(const ReplacedMatrices* replaced) { source_.Replace(replaced); }
-  /// Waits until what was loaded can be used.
-  Status Finish() { return source_.Finish(); }
+  WeightSource& source() { return source_; }
 
   int64_t parameters() const { return source_.parameters(); }
   int64_t bytes() const { return source_.bytes() - host_bytes_ + converted_growth_; }
@@ -414,22 +404,22 @@ class DecoderLoader {
 Result<DecoderLayer> LayerSource::Layer(int64_t index, const Parts& parts) const {
   const LoadOptions plain;
   DecoderLoader loader(checkpoint_, device_, config_, plain);
-  loader.Replace(replaced_);
+  loader.source().Replace(replaced_);
   DecoderLayer layer;
   MARLIN_RETURN_IF_ERROR(loader.LoadLayer(index, parts, &layer));
-  MARLIN_RETURN_IF_ERROR(loader.Finish());
+  MARLIN_RETURN_IF_ERROR(loader.source().Finish());
   return layer;
 }
 
 Result<MlpLayer> LayerSource::Expert(int64_t index, int64_t expert) const {
   const LoadOptions plain;
   DecoderLoader loader(checkpoint_, device_, config_, plain);
-  loader.Replace(replaced_);
+  loader.source().Replace(replaced_);
   ExpertStyle style;
   const LayerTensors tensors = loader.Describe(index, &style);
   MlpLayer mlp;
   MARLIN_RETURN_IF_ERROR(loader.LoadExpert(tensors.experts, style.interleaved, expert, &mlp));
-  MARLIN_RETURN_IF_ERROR(loader.Finish());
+  MARLIN_RETURN_IF_ERROR(loader.source().Finish());
   return mlp;
 }
 
@@ -438,7 +428,7 @@ Result<Decoder> LayerSource::Ends() const {
   const LoadOptions plain;
   DecoderLoader loader(checkpoint_, device_, decoder.config, plain);
   MARLIN_RETURN_IF_ERROR(loader.LoadEnds(&decoder));
-  MARLIN_RETURN_IF_ERROR(loader.Finish());
+  MARLIN_RETURN_IF_ERROR(loader.source().Finish());
   return decoder;
 }
 
@@ -503,7 +493,7 @@ Result<Decoder> LoadDraft(const Decoder& model, const Device& device, bool exact
   MARLIN_ASSIGN_OR_RETURN(draft.join.projection, loader.Linear(own.join));
   MARLIN_ASSIGN_OR_RETURN(draft.norm, loader.Vector(own.norm, config.logit_scale));
   MARLIN_RETURN_IF_ERROR(loader.LoadLayer(index, {}, &draft.layers.emplace_back()));
-  MARLIN_RETURN_IF_ERROR(loader.Finish());
+  MARLIN_RETURN_IF_ERROR(loader.source().Finish());
   draft.parameters = loader.parameters();
   draft.bytes = loader.bytes();
   return draft;
@@ -525,10 +515,11 @@ Result<Decoder> LoadDecoder(const Checkpoint& checkpoint, DecoderConfig config,
     decoder.part.first = layers->count;
     DecoderLoader of_host(host.checkpoint, *layers->host, host.config, plain);
     MARLIN_RETURN_IF_ERROR(of_host.Load(&host));
-    loader.Follow(of_host);
+    loader.source().Follow(of_host.source());
   }
   MARLIN_RETURN_IF_ERROR(loader.Load(&decoder));
-  MARLIN_RETURN_IF_ERROR(loader.CheckAllUsed());
+  IgnoreExtras(decoder.config, &loader.source());
+  MARLIN_RETURN_IF_ERROR(loader.source().CheckAllUsed());
   return decoder;
 }
 

@@ -143,7 +143,7 @@ WeightSizes SizeWeights(const ModelDirectory& model, const Device& device) {
     const int64_t layer = LayerOf(name, shape.layers);
     int64_t* sum = &sizes.others;
     if (layer >= 0) sum = &sizes.layers[static_cast<size_t>(layer)];
-    // The name of the second table begins with that of the first.
+    // The second table's name begins with the first one's.
     if (is_of(name, kEmbeddingTensor)) sum = shape.tied ? &sizes.others : &sizes.tables;
     if (is_of(name, kLayerTableTensor)) sum = &sizes.tables;
     *sum = (Checked(*sum) + more).Take().value_or(INT64_MAX);

@@ -20,7 +20,7 @@ namespace marlin {
 struct LayerState {
   MixerState kept;
   int64_t window = 0;
-  int64_t source = -1;  ///< The layer whose pages it reads, with nothing kept of its own; or -1.
+  int64_t source = -1;   ///< The layer whose pages it reads, with nothing kept of its own; or -1.
   bool on_host = false;  ///< Kept in the memory of CacheShape::host.
   friend bool operator==(const LayerState&, const LayerState&) = default;
 };
@@ -29,8 +29,8 @@ struct LayerState {
 struct CacheShape {
   std::vector<LayerState> layers;
   DType type = DType::kF32;
-  int64_t most_bytes = INT64_MAX;  ///< All pages on the device together, at most.
-  std::optional<Device> host = std::nullopt;  ///< Of layers that are kept there.
+  int64_t most_bytes = INT64_MAX;             ///< All pages on the device together, at most.
+  std::optional<Device> host = std::nullopt;  ///< Keeps some layers.
 
   static CacheShape Of(const DecoderConfig& config, DType type);
   /// Keeps the first `count` layers on the host.

@@ -1,4 +1,4 @@
-#include "engine/choose_host_experts.h"
+#include "engine/placement/choose_host_experts.h"
 
 #include <fmt/core.h>
 

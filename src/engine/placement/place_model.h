@@ -15,10 +15,10 @@ namespace marlin {
 
 struct ModelPlacement {
   HostLayers layers;
-  HostExperts experts;    ///< Of the device's layers.
+  HostExperts experts;    ///< In the device's layers.
   int64_t for_cache = 0;  ///< Bytes that the device has for the KV cache.
 
-  /// What LoadOptions refers to.
+  /// For LoadOptions.
   const HostLayers* host_layers() const { return layers.count > 0 ? &layers : nullptr; }
   const HostExperts* host_experts() const { return experts.count > 0 ? &experts : nullptr; }
 };

@@ -1,4 +1,4 @@
-#include "engine/place_model.h"
+#include "engine/placement/place_model.h"
 
 #include <fmt/core.h>
 
@@ -6,12 +6,15 @@
 #include <utility>
 #include <vector>
 
+#include "base/checked.h"
 #include "base/errors.h"
 #include "base/macros.h"
-#include "engine/choose_host_experts.h"
 #include "engine/kv_cache.h"
+#include "engine/model_impl.h"
+#include "engine/placement/choose_host_experts.h"
 #include "model/mixer.h"
 #include "model/placement.h"
+#include "ops/device/device.h"
 
 namespace marlin {
 namespace {
@@ -32,8 +35,7 @@ class Placer {
     MARLIN_RETURN_IF_ERROR(Check());
     ModelPlacement placement;
     MARLIN_ASSIGN_OR_RETURN(const int64_t first, FirstLayer());
-    MARLIN_ASSIGN_OR_RETURN(placement.experts,
-                            ChooseHostExperts(model_, device_, options_, first));
+    MARLIN_ASSIGN_OR_RETURN(placement.experts, ChooseHostExperts(model_, device_, options_, first));
     placement.layers.count = first;
     if (first > 0) {
       placement.layers.bytes = sizes_.From(0) - sizes_.From(first);
@@ -63,8 +65,8 @@ class Placer {
                                  layers(), options_.gpu_layers));
     }
     if (ComputesInHostMemory(device_)) {
-      return Invalid(fmt::format("gpu_layers: {} is the host and runs all layers",
-                                 device_.info().name));
+      return Invalid(
+          fmt::format("gpu_layers: {} is the host and runs all layers", device_.info().name));
     }
     if (options_.gpu_layers < layers() && !options_.prepared.empty()) {
       return Invalid("gpu_layers: not with prepared weights, which are all the device's");
@@ -121,7 +123,19 @@ class Placer {
     const Result<HostExperts> experts = ChooseHostExperts(model_, device_, options_, first);
     if (experts.status().code() == Code::kOutOfMemory) return false;
     MARLIN_RETURN_IF_ERROR(experts.status());
-    return sizes_.From(first) - experts->bytes + BytesOfMixers(first) < memory_ - cache;
+    const int64_t weights = sizes_.From(first) - experts->bytes + BytesOfMixers(first);
+    const int64_t activations = first > 0 ? std::min(BytesOfActivations(), memory_ / 8) : 0;
+    return weights < memory_ - cache - activations;
+  }
+
+  /// About the activations of a long pass: hidden states, an MLP with its gate, and logits.
+  int64_t BytesOfActivations() const {
+    const Dimensions& shape = config().shape;
+    const int64_t inner = std::max(shape.intermediate, shape.top_k * shape.expert_width);
+    const Checked widths = Checked(4) * Checked(shape.hidden) + Checked(3) * Checked(inner);
+    const Checked values = Checked(Internals::Impl(device_).backend().pass_tokens()) * widths +
+                           Checked(kPassTokens) * Checked(shape.vocabulary);
+    return (values * Checked(int64_t{sizeof(float)})).Take().value_or(INT64_MAX);
   }
 
   const ModelDirectory& model_;
