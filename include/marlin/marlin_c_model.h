@@ -34,9 +34,10 @@ typedef struct marlin_model_options {
   const char* prepared;        /* A file of `metal-marlin prepare` for this model, or NULL. */
   int64_t device_memory;       /* Bytes of a GPU for weights and KV cache; 0: what is free. */
   int64_t host_experts;        /* Experts per layer that the CPU computes; -1: as needed. */
+  int64_t gpu_layers;          /* The last layers, on the GPU; -1: as many as fit. */
 } marlin_model_options;
 #define MARLIN_MODEL_OPTIONS_INIT \
-  { sizeof(marlin_model_options), 0, 0, 0, NULL, NULL, 0, 0 }
+  { sizeof(marlin_model_options), 0, 0, 0, NULL, NULL, 0, 0, -1 }
 
 /* Properties of a loaded model: marlin::ModelInfo. */
 typedef struct marlin_model_info {
@@ -48,9 +49,11 @@ typedef struct marlin_model_info {
   int64_t parameters;
   int64_t bytes; /* Prepared weights on the device. */
   double bits_per_weight;
+  int64_t host_layers; /* The first layers, which the CPU runs. */
+  int64_t host_bytes;  /* Weights on the host. */
 } marlin_model_info;
 #define MARLIN_MODEL_INFO_INIT \
-  { sizeof(marlin_model_info), 0, 0, 0, 0, 0, 0, 0.0 }
+  { sizeof(marlin_model_info), 0, 0, 0, 0, 0, 0, 0.0, 0, 0 }
 
 /* How tokens are sampled and when generation ends: marlin::GenerateOptions. */
 typedef struct marlin_generate_options {

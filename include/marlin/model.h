@@ -29,8 +29,12 @@ struct ModelInfo {
   int64_t max_positions = 0;
   int64_t parameters = 0;
   int64_t bytes = 0;         ///< Size of the prepared weights on the device.
-  int64_t host_bytes = 0;    ///< Size of the weights of experts that stay on the host.
-  int64_t host_experts = 0;  ///< Experts that stay on the host, of all layers.
+  int64_t host_bytes = 0;    ///< Size of the weights that stay on the host: experts and layers.
+  int64_t host_experts = 0;  ///< Experts that stay on the host, of the device's layers.
+  int64_t host_layers = 0;   ///< The first layers, which the CPU runs, after the embeddings.
+  /// Weights of these layers that a token reads, which bound its time, if experts are equally
+  /// frequent.
+  int64_t host_bytes_per_token = 0;
   double bits_per_weight = 0;
   DType kv_cache = DType::kBf16;  ///< Element type of the KV cache.
   /// Size of keys and values per token, of all layers; a sliding window bounds them in its layer.
@@ -60,6 +64,9 @@ std::string_view KvCacheTypeName(DType type);
 /// ModelOptions::host_experts: as many as do not fit into the device's memory.
 inline constexpr int64_t kHostExpertsAuto = -1;
 
+/// ModelOptions::gpu_layers: as many as fit into the device's memory.
+inline constexpr int64_t kGpuLayersAuto = -1;
+
 /// Options of Model::Open.
 struct ModelOptions {
   /// Lets GEMMs round activations to bf16 where a bf16 matrix unit is faster; accumulation stays
@@ -71,9 +78,9 @@ struct ModelOptions {
   /// memory-mapped instead of prepared again. Empty: none.
   std::string prepared = {};
   /// For devices with memory of their own (GPUs): bytes for weights and KV cache, at most. 0: what
-  /// is free when the model is opened. A model whose weights do not fit is refused before any is
-  /// read, and a sequence whose next page does not fit is refused that page, both as kOutOfMemory
-  /// with both numbers.
+  /// is free when the model is opened. A model of which not even the head fits is refused before
+  /// any weight is read, and a sequence whose next page does not fit is refused that page, both as
+  /// kOutOfMemory with both numbers.
   int64_t device_memory = 0;
   /// A token's logits do not depend on the sequences that share its forward passes, nor on how its
   /// prompt is divided into passes, bit for bit. Takes other kernels, which are slower with many
@@ -88,6 +95,11 @@ struct ModelOptions {
   /// kHostExpertsAuto as many of the model as do not fit next to its other weights and the KV cache
   /// of 8,192 tokens (or of its context, if that is shorter).
   int64_t host_experts = 0;
+  /// For the same models: how many layers are on the GPU, 0 to all. These are the last ones, with
+  /// the head and sampling; the CPU runs the embeddings and the layers before, whose KV cache is in
+  /// the host's memory, and hidden states cross once per pass. With kGpuLayersAuto all layers, or,
+  /// where they do not fit, as many as do next to their KV cache of 8,192 tokens.
+  int64_t gpu_layers = kGpuLayersAuto;
   /// Loads the layer that predicts further tokens (MTP) of a checkpoint that has one, for
   /// Model::draft. Only on a CPU.
   bool draft = false;
@@ -240,7 +252,7 @@ class Model {
   ///
   /// A device that records passes (CUDA) runs up to eight steps per launch, and the host waits for
   /// the last one only; it takes fewer where the KV cache has no memory for eight. Other devices,
-  /// and models with experts on the host, run one step after another. Errors: as
+  /// and models with experts or layers on the host, run one step after another. Errors: as
   /// ForwardAndSample; kInvalidArgument for `steps` less than 1 and for sizes of `tokens` and
   /// `counts`. After an error the sequences have grown by counts[i] tokens of steps before it. A
   /// sequence whose logits cannot be sampled ends there, with a negative element after its tokens;

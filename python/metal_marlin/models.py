@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 Prompt = str | Sequence[int]
 Prompts = list[str] | list[list[int]] | list[Prompt] | tuple[Prompt, ...]
-_HOST_EXPERTS_AUTO = -1  # kHostExpertsAuto of model.h.
+_AUTO = -1  # kHostExpertsAuto and kGpuLayersAuto of model.h.
 # The arguments of ChatTemplate.render, which chat_template_kwargs cannot set.
 _TAKEN = ("self", "messages", "tools", "documents", "add_generation_prompt",
           "continue_final_message")  # fmt: skip
@@ -73,11 +73,11 @@ def open_model_device(device: Device | str | None) -> Device:
     return open_device(device) if device in (None, "auto") else Device(device)
 
 
-def _host_experts(count: int | str) -> int:
+def _count_or_auto(name: str, count: int | str) -> int:
     if count == "auto":
-        return _HOST_EXPERTS_AUTO
+        return _AUTO
     if isinstance(count, str) or count < 0:
-        raise InvalidArgumentError(f'host_experts: expected a number or "auto", got {count!r}')
+        raise InvalidArgumentError(f'{name}: expected a number or "auto", got {count!r}')
     return count
 
 
@@ -114,6 +114,7 @@ class Model:
         kv_cache: str | None = None,
         allow_extra_tensors: bool = False,
         draft: bool = False,
+        gpu_layers: int | str = "auto",
     ) -> None:
         path = local_path(path, quiet=not verbose)
         opened = open_model_device(device)
@@ -128,7 +129,13 @@ class Model:
             exact,
             prepared,
             (batch_invariant, allow_extra_tensors, draft),
-            (memory, _host_experts(host_experts), frequencies, cache),
+            (
+                memory,
+                _count_or_auto("gpu_layers", gpu_layers),
+                _count_or_auto("host_experts", host_experts),
+                frequencies,
+                cache,
+            ),
         )
         self.path = Path(os.fsdecode(path))
         self._verbose = verbose
@@ -137,6 +144,9 @@ class Model:
             reason = self.device.info["passed_over"]
             why = f", since {reason}" if reason else ""
             print(f"device: {self.device}{why}", file=sys.stderr)
+        if verbose and self.info["host_layers"] > 0:
+            print(f"layers on the host: {self.info['host_layers']} of {self.info['layers']}, "
+                  f"{self.info['host_bytes']} bytes", file=sys.stderr)
         for note in self.info["notes"] if verbose else ():
             print(f"{self.path}: {note}", file=sys.stderr)
 
@@ -591,6 +601,7 @@ def load(
     kv_cache: str | None = None,
     allow_extra_tensors: bool = False,
     draft: bool = False,
+    gpu_layers: int | str = "auto",
 ) -> Model:
     """Opens a model on a device; None: METAL_MARLIN_DEVICE, otherwise "auto".
 
@@ -601,6 +612,9 @@ def load(
     batch_invariant, logits depend neither on what else is in a batch nor on how a prompt is divided
     into passes, bit for bit; that is slower for many rows. gpu_memory, in bytes or as "24GB", is
     the memory of a GPU that weights and KV cache may take; None: what is free.
+
+    gpu_layers is how many layers are on the GPU: the last ones, with the head; the CPU runs the
+    others. "auto": as many as fit; info["host_layers"] says how many do not.
 
     For models that are larger than that, host_experts experts of every layer stay in the host's
     memory and are computed by the CPU; "auto": those that do not fit. frequencies is a file that
@@ -628,6 +642,7 @@ def load(
         kv_cache,
         allow_extra_tensors,
         draft,
+        gpu_layers,
     )
 
 

@@ -37,6 +37,8 @@ nb::dict InfoOf(const Model& model) {
   dict["bytes"] = info.bytes;
   dict["host_bytes"] = info.host_bytes;
   dict["host_experts"] = info.host_experts;
+  dict["host_layers"] = info.host_layers;
+  dict["host_bytes_per_token"] = info.host_bytes_per_token;
   dict["bits_per_weight"] = info.bits_per_weight;
   dict["kv_cache"] = std::string(KvCacheTypeName(info.kv_cache));
   dict["kv_cache_bytes_per_token"] = info.kv_cache_bytes_per_token;
@@ -186,8 +188,8 @@ nb::object PrepareDirectory(nb::handle path, nb::handle output, const OpenDevice
   return document;
 }
 
-/// Memory of a model: gpu_memory, host_experts, frequencies and kv_cache of mm.load.
-using Memory = std::tuple<std::string, int64_t, nb::object, nb::object>;
+/// Memory of a model: gpu_memory, gpu_layers, host_experts, frequencies and kv_cache of mm.load.
+using Memory = std::tuple<std::string, int64_t, int64_t, nb::object, nb::object>;
 /// batch_invariant, allow_extra_tensors and draft of mm.load.
 using Switches = std::tuple<bool, bool, bool>;
 
@@ -195,7 +197,7 @@ using Switches = std::tuple<bool, bool, bool>;
 void OpenModel(Model* self, nb::handle directory, const OpenDevice& opened, bool exact,
                nb::handle prepared, const Switches& switches, const Memory& memory) {
   const std::string path = PathOf("path", directory);
-  const auto& [gpu_memory, host_experts, frequencies, kv_cache] = memory;
+  const auto& [gpu_memory, gpu_layers, host_experts, frequencies, kv_cache] = memory;
   ModelOptions options{.allow_bf16_activations = !exact};
   std::tie(options.batch_invariant, options.allow_extra_tensors, options.draft) = switches;
   if (!gpu_memory.empty()) {
@@ -208,6 +210,7 @@ void OpenModel(Model* self, nb::handle directory, const OpenDevice& opened, bool
   }
   if (!prepared.is_none()) options.prepared = PathOf("prepared", prepared);
   options.host_experts = host_experts;
+  options.gpu_layers = gpu_layers;
   std::string file;
   if (!frequencies.is_none()) file = PathOf("frequencies", frequencies);
   const nb::gil_scoped_release released;

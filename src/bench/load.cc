@@ -8,9 +8,8 @@
 #include "base/macros.h"
 #include "base/text_table.h"
 #include "bench/document.h"
-#include "engine/choose_host_experts.h"
+#include "engine/placement/place_model.h"
 #include "marlin/checkpoint.h"
-#include "model/host_experts.h"
 #include "model/layers.h"
 #include "model/open_model.h"
 #include "model/placement.h"
@@ -28,8 +27,9 @@ Result<std::vector<LoadStage>> TimeStages(const std::string& path, const Device&
   LoadSeconds seconds;
   LoadOptions load;
   load.seconds = &seconds;
-  MARLIN_ASSIGN_OR_RETURN(const HostExperts host, ChooseHostExperts(directory, device, options));
-  if (host.count > 0) load.host_experts = &host;
+  MARLIN_ASSIGN_OR_RETURN(const ModelPlacement placement, PlaceModel(directory, device, options));
+  load.host_experts = placement.host_experts();
+  load.host_layers = placement.host_layers();
   if (!options.prepared.empty()) {
     MARLIN_ASSIGN_OR_RETURN(load.prepared,
                             OpenPrepared(options.prepared, directory.checkpoint, device));
@@ -39,6 +39,9 @@ Result<std::vector<LoadStage>> TimeStages(const std::string& path, const Device&
                                                        std::move(directory.config), device, load));
   const double loaded = total.Seconds() - opened;
   MARLIN_RETURN_IF_ERROR(UploadTables(device, &decoder));
+  if (decoder.host_part != nullptr) {
+    MARLIN_RETURN_IF_ERROR(UploadTables(*placement.layers.host, decoder.host_part.get()));
+  }
   const double known = seconds.read + seconds.prepare + seconds.wait;
   return std::vector<LoadStage>{{"open", opened},
                                 {"read", seconds.read},

@@ -22,20 +22,23 @@ namespace {
 /// The GEMMs of a forward call without anything else.
 class Products {
  public:
-  explicit Products(const Model& model) : model_(model), impl_(Internals::Impl(model)) {}
+  explicit Products(const Model::Impl& impl) : impl_(impl) {
+    if (impl.host != nullptr) host_ = std::make_unique<Products>(*impl.host);
+  }
 
   /// Runs `rows` tokens through all layers in passes as long as the model's, and `head_rows` of
   /// them through the head. Every call begins with other experts.
   Status Run(int64_t rows, int64_t head_rows) {
     weight_bytes_ = 0;
     operations_ = 0;
-    const int64_t most = Internals::Impl(model_.device()).backend().pass_tokens();
+    if (host_ != nullptr) MARLIN_RETURN_IF_ERROR(RunHost(rows));
+    const int64_t most = Internals::Impl(impl_.device).backend().pass_tokens();
     for (int64_t done = 0; done < rows; done += most) {
       MARLIN_RETURN_IF_ERROR(RunPass(std::min(rows - done, most)));
     }
     ++calls_;
-    MARLIN_RETURN_IF_ERROR(Multiply(impl_.decoder.lm_head(), head_rows));
-    return model_.device().Synchronize();
+    if (head_rows > 0) MARLIN_RETURN_IF_ERROR(Multiply(impl_.decoder.lm_head(), head_rows));
+    return impl_.device.Synchronize();
   }
 
   /// Figures of the last call; weights count in every pass that reads them.
@@ -43,6 +46,14 @@ class Products {
   double operations() const { return operations_; }
 
  private:
+  /// The layers before the device's.
+  Status RunHost(int64_t rows) {
+    MARLIN_RETURN_IF_ERROR(host_->Run(rows, 0));
+    weight_bytes_ = host_->weight_bytes_;
+    operations_ = host_->operations_;
+    return {};
+  }
+
   Status RunPass(int64_t rows) {
     for (const DecoderLayer& layer : impl_.decoder.layers) {
       for (const Projection& projection : layer.mixer.projections) {
@@ -61,7 +72,7 @@ class Products {
     MARLIN_RETURN_IF_ERROR(Multiply(layer.router, rows));
     const int64_t visits = rows * impl_.decoder.config.shape.top_k;
     const int64_t visited = std::min(experts, visits);
-    if (layer.placed.count() > 0 || !ReadsHostMemory(model_.device())) {
+    if (layer.placed.count() > 0 || !ReadsHostMemory(impl_.device)) {
       MARLIN_RETURN_IF_ERROR(RunInOneCall(layer, rows, visited));
       return {};
     }
@@ -75,8 +86,8 @@ class Products {
   }
 
   Result<ExpertsPlan> PlanOf(const ExpertsLayer& layer, const ExpertsProblem& problem) const {
-    if (layer.placed.count() > 0) return PlanExperts(model_.device(), problem, layer.placed);
-    return PlanExperts(model_.device(), problem, layer.set);
+    if (layer.placed.count() > 0) return PlanExperts(impl_.device, problem, layer.placed);
+    return PlanExperts(impl_.device, problem, layer.set);
   }
 
   /// A GPU runs the experts of a layer in one call, the shared one included, and so does any device
@@ -103,7 +114,7 @@ class Products {
     MARLIN_RETURN_IF_ERROR(Grow(&out_, rows * hidden));
     MARLIN_RETURN_IF_ERROR(Grow(&weights_, selections));
     if (ids_.bytes() < count) {
-      MARLIN_ASSIGN_OR_RETURN(ids_, DeviceBuffer::Allocate(model_.device(), count));
+      MARLIN_ASSIGN_OR_RETURN(ids_, DeviceBuffer::Allocate(impl_.device, count));
     }
     MARLIN_RETURN_IF_ERROR(ids_.CopyFrom(ids.data(), count));
     const ExpertsProblem problem{rows,
@@ -126,7 +137,7 @@ class Products {
     if (mlp.gate_up.parts.size() == 1 && !mlp.gate_up.has_bias()) {
       MARLIN_ASSIGN_OR_RETURN(const Pair operands, Operands(mlp.gate_up, rows));
       const MutableTensorView half(operands.out.data(), DType::kF32, {rows, mlp.gate_up.out / 2});
-      MARLIN_RETURN_IF_ERROR(ApplyGated(model_.device(), mlp.gate_up, operands.x, Activation::kSilu,
+      MARLIN_RETURN_IF_ERROR(ApplyGated(impl_.device, mlp.gate_up, operands.x, Activation::kSilu,
                                         impl_.products, half));
     } else {
       MARLIN_RETURN_IF_ERROR(Multiply(mlp.gate_up, rows));
@@ -137,7 +148,7 @@ class Products {
   Status Multiply(const Projection& projection, int64_t rows) {
     if (projection.empty()) return {};
     MARLIN_ASSIGN_OR_RETURN(const Pair operands, Operands(projection, rows));
-    return Apply(model_.device(), projection, operands.x, impl_.products, operands.out);
+    return Apply(impl_.device, projection, operands.x, impl_.products, operands.out);
   }
 
   struct Pair {
@@ -166,13 +177,13 @@ class Products {
   Status Grow(DeviceBuffer* buffer, int64_t count) const {
     const int64_t bytes = count * int64_t{sizeof(float)};
     if (buffer->bytes() >= bytes) return {};
-    MARLIN_ASSIGN_OR_RETURN(*buffer, DeviceBuffer::Allocate(model_.device(), bytes));
+    MARLIN_ASSIGN_OR_RETURN(*buffer, DeviceBuffer::Allocate(impl_.device, bytes));
     const std::vector<float> values(static_cast<size_t>(count), 0.5F);
     return buffer->CopyFrom(values.data(), bytes);
   }
 
-  const Model& model_;
   const Model::Impl& impl_;
+  std::unique_ptr<Products> host_;
   DeviceBuffer x_;
   DeviceBuffer out_;
   DeviceBuffer ids_;
@@ -186,7 +197,7 @@ class Products {
 class ModelBench {
  public:
   ModelBench(const Model& model, const ModelBenchOptions& options)
-      : model_(model), options_(options), products_(model) {
+      : model_(model), options_(options), products_(Internals::Impl(model)) {
     tokens_.resize(static_cast<size_t>(options.prompt_tokens + options.batch));
     for (int32_t& token : tokens_) token = NextToken();
     sampled_.resize(static_cast<size_t>(options.batch * kMostDecodeSteps));
@@ -285,8 +296,9 @@ class ModelBench {
     constexpr int kLeastCalls = 5;
     constexpr int kMostCalls = 50;
     const double seconds_in_all = std::min(1.0, options_.timing.max_seconds);
-    // A device whose host computes experts waits for it within the pass.
-    const bool holds = Internals::Impl(model_).decoder.host_experts == 0;
+    // A device whose host computes experts or layers waits for it within the pass.
+    const Model::Impl& impl = Internals::Impl(model_);
+    const bool holds = impl.decoder.host_experts == 0 && impl.host == nullptr;
     MARLIN_ASSIGN_OR_RETURN(std::unique_ptr<StreamMarks> marks,
                             Internals::Impl(model_.device()).backend().MakeMarks(nullptr, holds));
     StepTimer timer(std::move(marks));

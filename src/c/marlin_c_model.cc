@@ -47,6 +47,7 @@ Result<ModelOptions> ModelOptionsOf(const marlin_model_options* given) {
   if (read.prepared != nullptr) options.prepared = read.prepared;
   options.device_memory = read.device_memory;
   options.host_experts = read.host_experts;
+  options.gpu_layers = read.gpu_layers;
   return options;
 }
 
@@ -117,9 +118,10 @@ marlin_code marlin_model_get_info(const marlin_model* model, marlin_model_info* 
   return Guarded([&]() -> Status {
     MARLIN_NEED(model);
     const ModelInfo& known = model->model.info();
-    return Write({0, known.layers, known.hidden_size, known.vocab_size, known.max_positions,
-                  known.parameters, known.bytes, known.bits_per_weight},
-                 "info", info);
+    return Write(
+        {0, known.layers, known.hidden_size, known.vocab_size, known.max_positions,
+         known.parameters, known.bytes, known.bits_per_weight, known.host_layers, known.host_bytes},
+        "info", info);
   });
 }
 

@@ -59,7 +59,8 @@ class DecodeLoop {
   bool RecordsSteps() const {
     const DecoderBackend* const decoder = Internals::Impl(model_.device).decoder();
     return Internals::Impl(model_.device).backend().records() && decoder != nullptr &&
-           decoder->Has(DecoderOperation::kAdvanceTokens) && model_.decoder.host_experts == 0;
+           decoder->Has(DecoderOperation::kAdvanceTokens) && model_.decoder.host_experts == 0 &&
+           model_.host == nullptr;
   }
 
   /// The steps of the next pass: a number that all sequences have room for and that gives the same

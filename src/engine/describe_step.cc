@@ -13,19 +13,19 @@ class Describer {
       : decoder_(decoder), config_(decoder.config), pool_(pool), products_(products) {}
 
   StepDescription Describe() {
-    EmbedStep embed{decoder_.embedding, nullptr, config_.hidden_scale()};
-    if (decoder_.embedding.empty()) embed.weights = &decoder_.embedding_projection.parts.front();
-    step_.operations.emplace_back(embed);
-    if (!decoder_.layer_embeddings.empty()) step_.operations.emplace_back(EmbedLayersStep());
+    if (decoder_.part.embeds()) AddEmbed();
     for (int64_t layer = 0; layer < config_.shape.layers; ++layer) {
+      if (!decoder_.part.Has(layer)) continue;
       AddLayer(layer);
       const DecoderLayer& loaded = decoder_.layers[static_cast<size_t>(layer)];
       if (!loaded.embedding_gate.empty()) step_.operations.emplace_back(AddEmbeddingStep{layer});
     }
-    step_.operations.emplace_back(HeadStep{DescribeHiddenNorm(config_, decoder_.norm),
-                                           DescribeLinear(decoder_.lm_head()),
-                                           config_.logit_softcap});
-    step_.operations.emplace_back(SampleStep());
+    if (decoder_.part.head) {
+      step_.operations.emplace_back(HeadStep{DescribeHiddenNorm(config_, decoder_.norm),
+                                             DescribeLinear(decoder_.lm_head()),
+                                             config_.logit_softcap});
+      step_.operations.emplace_back(SampleStep());
+    }
     step_.hidden = config_.shape.hidden;
     step_.vocab = config_.shape.vocabulary;
     step_.accuracy = products_.accuracy;
@@ -35,6 +35,13 @@ class Describer {
   }
 
  private:
+  void AddEmbed() {
+    EmbedStep embed{decoder_.embedding, nullptr, config_.hidden_scale()};
+    if (decoder_.embedding.empty()) embed.weights = &decoder_.embedding_projection.parts.front();
+    step_.operations.emplace_back(embed);
+    if (!decoder_.layer_embeddings.empty()) step_.operations.emplace_back(EmbedLayersStep());
+  }
+
   void AddLayer(int64_t index) {
     if (config_.family->parallel) {
       AddGateUp(index);

@@ -129,8 +129,11 @@ Status TakeValues(Pass* pass) {
   const DType activations = pass->products.activations;
   MARLIN_ASSIGN_OR_RETURN(values.hidden, take(shape.hidden));
   MARLIN_ASSIGN_OR_RETURN(pass->block, take(shape.hidden));
-  if (const LayerEmbeddings& own = pass->decoder.layer_embeddings; !own.empty()) {
-    MARLIN_ASSIGN_OR_RETURN(pass->layer_embeddings, take(own.projection.out));
+  if (!pass->decoder.layer_embeddings.empty() || !pass->decoder.part.embeds()) {
+    const int64_t width = shape.layers * shape.layer_features;
+    if (width > 0) {
+      MARLIN_ASSIGN_OR_RETURN(pass->layer_embeddings, take(width));
+    }
   }
   // The two halves of a layer reuse the same memory, unless they run at once.
   const Arena::Mark begin = arena.mark();

@@ -4,12 +4,14 @@
 #include <cstring>
 #include <iterator>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "base/checked.h"
 #include "base/macros.h"
 #include "engine/forward.h"
 #include "engine/hidden_rows.h"
+#include "engine/host_pass.h"
 #include "engine/kv_cache.h"
 #include "engine/model_impl.h"
 #include "engine/pass_upload.h"
@@ -95,8 +97,8 @@ bool CanRepeat(const Model::Impl& model, const PassPlan& plan) {
 class ForwardCall {
  public:
   ForwardCall(const Model::Impl& model, std::span<const SequenceInput> inputs, Arena& arena,
-              const Wanted& wanted)
-      : model_(model), inputs_(inputs), arena_(arena), wanted_(wanted) {
+              Arena* host_arena, const Wanted& wanted)
+      : model_(model), inputs_(inputs), arena_(arena), host_arena_(host_arena), wanted_(wanted) {
     for (const SequenceInput& input : inputs) {
       has_targets_ |= input.all_logits && wanted.samples();
       has_drafts_ |= input.drafts > 0;
@@ -160,11 +162,16 @@ class ForwardCall {
       MARLIN_RETURN_IF_ERROR(AddChunk(chunk, &rows));
     }
     state_rows_ = rows.state_rows;
+    std::optional<HostPass> host;
+    if (host_arena_ != nullptr) {
+      MARLIN_RETURN_IF_ERROR(host.emplace(model_, *host_arena_, wanted_).Run(rows));
+    }
     PassUpload upload(model_, wanted_, rows);
     MARLIN_RETURN_IF_ERROR(upload.Send(arena_, &pass.values));
     MARLIN_RETURN_IF_ERROR(TakeValues(&pass));
     MARLIN_RETURN_IF_ERROR(TakeResults(&pass.values));
     MARLIN_RETURN_IF_ERROR(GiveHidden(inputs_, plan.chunks, &pass));
+    if (host) MARLIN_RETURN_IF_ERROR(host->Give(&pass));
     MARLIN_RETURN_IF_ERROR(RunProgram(pass));
     MARLIN_RETURN_IF_ERROR(FetchHidden(inputs_, plan.chunks, &pass));
     return FetchResults(pass.values, upload);
@@ -172,8 +179,8 @@ class ForwardCall {
 
   Status RunProgram(Pass& pass) {
     if (wanted_.timer != nullptr) {
+      if (pass.timer == nullptr) MARLIN_RETURN_IF_ERROR(wanted_.timer->BeginPass());
       pass.timer = wanted_.timer;
-      MARLIN_RETURN_IF_ERROR(pass.timer->BeginPass());
       const Status run = model_.program.Run(pass);
       const Status ended = pass.timer->EndPass();
       return run.ok() ? ended : run;
@@ -375,6 +382,7 @@ class ForwardCall {
   const Model::Impl& model_;
   std::span<const SequenceInput> inputs_;
   Arena& arena_;
+  Arena* const host_arena_;  ///< Memory of Model::Impl::host, or null.
   const Wanted& wanted_;
   bool has_targets_ = false;  ///< Some wanted rows only give log-probabilities.
   bool has_drafts_ = false;
@@ -387,6 +395,19 @@ class ForwardCall {
   bool in_place_ = false;            ///< The device writes logits directly to the caller's memory.
 };
 
+Arena TakeArena(const Model::Impl& model) {
+  const std::lock_guard lock(model.mutex);
+  if (model.arenas.empty()) return Arena(model.device);
+  Arena arena = std::move(model.arenas.back());
+  model.arenas.pop_back();
+  return arena;
+}
+
+void GiveBack(const Model::Impl& model, Arena arena) {
+  const std::lock_guard lock(model.mutex);
+  model.arenas.push_back(std::move(arena));
+}
+
 }  // namespace
 
 int64_t PaddedBlocks(const Model::Impl& model, int64_t blocks) {
@@ -396,17 +417,12 @@ int64_t PaddedBlocks(const Model::Impl& model, int64_t blocks) {
 
 Status RunForward(const Model::Impl& model, std::span<const SequenceInput> inputs,
                   const Wanted& wanted) {
-  Arena arena(model.device);
-  {
-    const std::lock_guard lock(model.mutex);
-    if (!model.arenas.empty()) {
-      arena = std::move(model.arenas.back());
-      model.arenas.pop_back();
-    }
-  }
-  Status status = ForwardCall(model, inputs, arena, wanted).Run();
-  const std::lock_guard lock(model.mutex);
-  model.arenas.push_back(std::move(arena));
+  Arena arena = TakeArena(model);
+  std::optional<Arena> of_host;
+  if (model.host != nullptr) of_host = TakeArena(*model.host);
+  Status status = ForwardCall(model, inputs, arena, of_host ? &*of_host : nullptr, wanted).Run();
+  if (of_host) GiveBack(*model.host, *std::move(of_host));
+  GiveBack(model, std::move(arena));
   return status;
 }
 

@@ -47,20 +47,30 @@ Result<DType> CacheType(const ModelOptions& options) {
   return NoCacheType(DTypeName(type)).WithContext("kv_cache");
 }
 
-int64_t CacheTokenBytes(const DecoderConfig& config, DType type) {
+int64_t CacheTokenBytes(const DecoderConfig& config, DType type, int64_t first) {
   Checked elements(0);
-  for (const LayerState& layer : CacheShape::Of(config, type).layers) {
+  const CacheShape shape = CacheShape::Of(config, type);
+  for (const LayerState& layer : std::span(shape.layers).subspan(static_cast<size_t>(first))) {
     elements = elements + Checked(layer.kept.elements());
   }
   return SaturatingProduct(elements.Take().value_or(INT64_MAX), DTypeBytes(type));
 }
 
-int64_t StateBytes(const DecoderConfig& config) {
+int64_t StateBytes(const DecoderConfig& config, int64_t first) {
   Checked elements(0);
-  for (const LayerState& layer : CacheShape::Of(config, DType::kF32).layers) {
+  const CacheShape shape = CacheShape::Of(config, DType::kF32);
+  for (const LayerState& layer : std::span(shape.layers).subspan(static_cast<size_t>(first))) {
     elements = elements + Checked(layer.kept.fixed);
   }
   return SaturatingProduct(elements.Take().value_or(INT64_MAX), DTypeBytes(DType::kF32));
+}
+
+int64_t ReservedCacheBytes(const DecoderConfig& config, DType type, int64_t first) {
+  const int64_t tokens = SaturatingProduct(CacheTokenBytes(config, type, first),
+                                           std::min(config.max_positions, kReservedTokens));
+  // A sequence that is fed has two states.
+  const Checked with_states = Checked(tokens) + Checked(2) * Checked(StateBytes(config, first));
+  return with_states.Take().value_or(INT64_MAX);
 }
 
 KvCache::KvCache(std::shared_ptr<PagePool> pool, bool truncatable)

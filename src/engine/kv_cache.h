@@ -19,11 +19,15 @@ namespace marlin {
 /// The element type of a model's KV cache. Errors: kInvalidArgument for a type that is none of
 /// ParseKvCacheType's.
 Result<DType> CacheType(const ModelOptions& options);
-/// Bytes of a token's keys and values in all layers.
-int64_t CacheTokenBytes(const DecoderConfig& config, DType type);
-/// Bytes of a sequence's recurrent states in all layers, whatever the cache's type; 0: no layer has
-/// one. A sequence that is fed takes twice as much.
-int64_t StateBytes(const DecoderConfig& config);
+/// Bytes of a token's keys and values in all layers from `first` on.
+int64_t CacheTokenBytes(const DecoderConfig& config, DType type, int64_t first = 0);
+/// Bytes of a sequence's recurrent states in these layers, whatever the cache's type; 0: no layer
+/// has one. A sequence that is fed takes twice as much.
+int64_t StateBytes(const DecoderConfig& config, int64_t first = 0);
+/// The tokens of one sequence for which experts and layers leave room in a device's memory.
+inline constexpr int64_t kReservedTokens = 8192;
+/// Bytes of the cache of a sequence of that many tokens, or of the context, in these layers.
+int64_t ReservedCacheBytes(const DecoderConfig& config, DType type, int64_t first = 0);
 
 /// The pages of one sequence.
 ///

@@ -11,12 +11,12 @@
 #include "base/macros.h"
 #include "base/printable.h"
 #include "base/view_checks.h"
-#include "engine/choose_host_experts.h"
 #include "engine/decode_call.h"
 #include "engine/describe_step.h"
 #include "engine/forward_call.h"
 #include "engine/kv_cache.h"
 #include "engine/model_impl.h"
+#include "engine/placement/place_model.h"
 #include "marlin/sampling.h"
 #include "model/layers.h"
 #include "model/mixer.h"
@@ -244,12 +244,12 @@ Status CheckDecode(const DecodeCall& call) {
   return CheckCount("counts", call.counts.size(), call.inputs.size(), "inputs");
 }
 
-/// Makes the object that a model with these weights refers to.
-Result<std::shared_ptr<Model::Impl>> MakeImpl(const Device& device, Decoder decoder,
-                                              const ModelOptions& options, DType cache_type,
-                                              int64_t for_cache) {
+/// Makes the part of a model that a device runs.
+Result<std::unique_ptr<Model::Impl>> MakePart(const Device& device, Decoder decoder,
+                                              const ModelOptions& options,
+                                              std::shared_ptr<PagePool> pool) {
   MARLIN_RETURN_IF_ERROR(UploadTables(device, &decoder));
-  auto impl = std::make_shared<Model::Impl>(device, std::move(decoder));
+  auto impl = std::make_unique<Model::Impl>(device, std::move(decoder));
   impl->info = InfoOf(impl->decoder);
   const bool exact = !options.allow_bf16_activations;
   impl->products = {exact ? Accuracy::kExact : Accuracy::kDefault, !exact};
@@ -258,18 +258,38 @@ Result<std::shared_ptr<Model::Impl>> MakeImpl(const Device& device, Decoder deco
     impl->products.activations = DType::kBf16;
   }
   const DecoderConfig& numbers = impl->decoder.config;
-  CacheShape cache = CacheShape::Of(numbers, cache_type);
-  cache.most_bytes = for_cache;
-  impl->info.kv_cache = cache_type;
-  impl->info.kv_cache_bytes_per_token = CacheTokenBytes(numbers, cache_type);
+  MARLIN_ASSIGN_OR_RETURN(impl->info.kv_cache, CacheType(options));
+  impl->info.kv_cache_bytes_per_token = CacheTokenBytes(numbers, impl->info.kv_cache);
   impl->info.state_bytes_per_sequence = StateBytes(numbers);
-  MARLIN_ASSIGN_OR_RETURN(impl->pool, PagePool::Make(device, cache));
+  impl->pool = std::move(pool);
   impl->writes_host = ReadsHostMemory(device);
   MARLIN_ASSIGN_OR_RETURN(
       impl->program, StepProgram::Make(device, impl->decoder,
                                        DescribeStep(impl->decoder, *impl->pool, impl->products)));
   impl->info.fusion = impl->program.fusion();
   return impl;
+}
+
+/// Makes the object that a model with these weights refers to.
+Result<std::shared_ptr<Model::Impl>> MakeImpl(const Device& device, Decoder decoder,
+                                              const ModelOptions& options,
+                                              const ModelPlacement& placement) {
+  MARLIN_ASSIGN_OR_RETURN(const DType cache_type, CacheType(options));
+  CacheShape cache = CacheShape::Of(decoder.config, cache_type);
+  cache.most_bytes = placement.for_cache;
+  const std::unique_ptr<Decoder> before = std::move(decoder.host_part);
+  if (before != nullptr) cache.PutOnHost(*placement.layers.host, placement.layers.count);
+  MARLIN_ASSIGN_OR_RETURN(const std::shared_ptr<PagePool> pool, PagePool::Make(device, cache));
+  MARLIN_ASSIGN_OR_RETURN(std::unique_ptr<Model::Impl> impl,
+                          MakePart(device, std::move(decoder), options, pool));
+  if (before != nullptr) {
+    impl->info.host_layers = placement.layers.count;
+    impl->info.host_bytes += before->bytes;
+    impl->info.host_bytes_per_token = BytesPerToken(*before);
+    MARLIN_ASSIGN_OR_RETURN(impl->host,
+                            MakePart(*placement.layers.host, std::move(*before), options, pool));
+  }
+  return std::shared_ptr<Model::Impl>(std::move(impl));
 }
 
 }  // namespace
@@ -315,33 +335,28 @@ Result<Model> Model::Open(const std::string& path, const Device& device,
     MARLIN_ASSIGN_OR_RETURN(ModelDirectory directory,
                             OpenModelDirectory(path, {options.allow_extra_tensors}));
     const Checkpoint& checkpoint = directory.checkpoint;
-    MARLIN_ASSIGN_OR_RETURN(const DType cache_type, CacheType(options));
+    MARLIN_RETURN_IF_ERROR(CacheType(options).status());
     // Checks the device before reading any tensor.
     std::vector<std::string> passed_over;
     MARLIN_ASSIGN_OR_RETURN(const Device chosen, DeviceFor(device, directory.config,
                                                            {.prepared = !options.prepared.empty(),
                                                             .notes = &passed_over}));
     std::move(passed_over.begin(), passed_over.end(), std::back_inserter(directory.config.notes));
-    MARLIN_ASSIGN_OR_RETURN(const HostExperts host_experts,
-                            ChooseHostExperts(directory, chosen, options));
-    MARLIN_ASSIGN_OR_RETURN(
-        const int64_t for_cache,
-        BytesForCache(checkpoint, chosen, options.device_memory, host_experts.bytes,
-                      MixerBytes(SettingOf(chosen, directory.config, options, cache_type))));
+    MARLIN_ASSIGN_OR_RETURN(const ModelPlacement placement, PlaceModel(directory, chosen, options));
     LoadOptions load;
     load.exact = !options.allow_bf16_activations;
-    if (host_experts.count > 0) load.host_experts = &host_experts;
+    load.host_experts = placement.host_experts();
+    load.host_layers = placement.host_layers();
     if (!options.prepared.empty()) {
       MARLIN_ASSIGN_OR_RETURN(load.prepared, OpenPrepared(options.prepared, checkpoint, chosen));
     }
     MARLIN_ASSIGN_OR_RETURN(Decoder decoder,
                             LoadDecoder(checkpoint, std::move(directory.config), chosen, load));
     MARLIN_ASSIGN_OR_RETURN(const std::shared_ptr<Impl> impl,
-                            MakeImpl(chosen, std::move(decoder), options, cache_type, for_cache));
+                            MakeImpl(chosen, std::move(decoder), options, placement));
     if (options.draft) {
       MARLIN_ASSIGN_OR_RETURN(Decoder draft, LoadDraft(impl->decoder, chosen, load.exact));
-      MARLIN_ASSIGN_OR_RETURN(impl->draft,
-                              MakeImpl(chosen, std::move(draft), options, cache_type, for_cache));
+      MARLIN_ASSIGN_OR_RETURN(impl->draft, MakeImpl(chosen, std::move(draft), options, placement));
     }
     return Model(chosen, impl);
   } catch (const std::bad_alloc&) {

@@ -39,6 +39,7 @@ struct Model::Impl {
   std::shared_ptr<PagePool> pool;
   StepProgram program;
   std::shared_ptr<const Impl> draft;  ///< ModelOptions::draft.
+  std::unique_ptr<const Impl> host;   ///< The layers before those here, on the CPU; or null.
   bool writes_host = true;  ///< Device and host share memory: the device writes logits in place.
   mutable std::mutex mutex;
   mutable std::vector<Arena> arenas;  ///< Idle arenas.

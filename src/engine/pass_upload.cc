@@ -38,9 +38,10 @@ Status PassUpload::Send(Arena& arena, StepValues* values) {
   return wanted_.steps == nullptr ? Status() : ViewSteps(parts, values);
 }
 
-/// Adds the tables of a group.
+/// Adds the tables of a group; none of one that another part of the model has.
 PassUpload::GroupParts PassUpload::AddGroup(size_t group) {
   GroupParts parts;
+  if (!model_.decoder.part.Has(model_.pool->FirstLayerOf(group))) return parts;
   const std::vector<int32_t> blocks = BlockTables(group, 0);
   parts.blocks = upload_.Add(blocks);
   if (model_.pool->IsRecurrent(group)) {
@@ -64,7 +65,8 @@ Status PassUpload::ViewGroup(const GroupParts& parts, StepValues* values) const 
   const auto sequences = static_cast<int64_t>(rows_.caches.size());
   const Shape blocks{sequences, static_cast<int64_t>(parts.blocks.count) / sequences};
   StepPages& pages = values->pages.emplace_back();
-  pages.slabs = model_.pool->Slabs(values->pages.size() - 1);
+  const size_t group = values->pages.size() - 1;
+  if (parts.blocks.count > 0) pages.slabs = model_.pool->Slabs(group);
   MARLIN_ASSIGN_OR_RETURN(pages.block_tables, upload_.View(parts.blocks, blocks));
   if (parts.continued.count > 0) {
     MARLIN_ASSIGN_OR_RETURN(pages.continued, upload_.View(parts.continued, blocks));

@@ -24,7 +24,8 @@ RoutingFrequencies NoSelections(const Model::Impl& model) {
   frequencies.top_k = model.decoder.config.router.top_k;
   const std::vector<DecoderLayer>& layers = model.decoder.layers;
   for (size_t i = 0; i < layers.size(); ++i) {
-    const int64_t experts = layers[i].experts.count();
+    int64_t experts = layers[i].experts.count();
+    if (model.host != nullptr) experts += model.host->decoder.layers[i].experts.count();
     if (experts == 0) continue;
     frequencies.layers.push_back(
         {static_cast<int64_t>(i), std::vector<int64_t>(static_cast<size_t>(experts))});

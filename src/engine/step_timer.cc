@@ -10,7 +10,8 @@ std::string_view StepPartName(StepPart part) {
   constexpr std::string_view kNames[] = {
       "embed",     "norm",         "residual", "qkv",         "rotate and append",
       "attention", "head product", "out",      "gate and up", "down",
-      "router",    "experts",      "head",     "sample",      "fused"};
+      "router",    "experts",      "head",     "sample",      "copy",
+      "fused"};
   static_assert(std::size(kNames) == kStepParts);
   return kNames[static_cast<size_t>(part)];
 }

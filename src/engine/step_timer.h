@@ -29,6 +29,7 @@ enum class StepPart : uint8_t {
   kExperts,
   kHead,
   kSample,
+  kCopy,   ///< Hidden states from the host to the device.
   kFused,  ///< Runs of operations that the device has fused.
 };
 inline constexpr size_t kStepParts = static_cast<size_t>(StepPart::kFused) + 1;

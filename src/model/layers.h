@@ -42,6 +42,7 @@ struct MlpLayer {
 };
 
 struct HostExperts;
+struct HostLayers;
 
 struct ExpertsLayer {
   Projection router;
@@ -96,6 +97,17 @@ struct JoinLayer {
   Projection projection;
 };
 
+/// The part of a decoder that one device runs: the layers [first, end), after the embeddings if
+/// these are the first ones, and before the head.
+struct DecoderPart {
+  int64_t first = 0;
+  int64_t end = INT64_MAX;
+  bool head = true;
+
+  bool embeds() const { return first == 0; }
+  bool Has(int64_t layer) const { return layer >= first && layer < end; }
+};
+
 struct Decoder {
   DecoderConfig config;
   Checkpoint checkpoint;            ///< Keeps the embedding table mapped.
@@ -112,7 +124,10 @@ struct Decoder {
   int64_t host_bytes = 0;    ///< Size of the experts on the host; not in `bytes`.
   int64_t host_experts = 0;  ///< Experts on the host.
   LayerEmbeddings layer_embeddings = {};
-  JoinLayer join = {};  ///< Empty, except after LoadDraft.
+  JoinLayer join = {};    ///< Empty, except after LoadDraft.
+  DecoderPart part = {};  ///< Loaded; the other layers are empty.
+  /// After LoadDecoder: the part before, on the host; or null.
+  std::unique_ptr<Decoder> host_part = nullptr;
 
   bool joins() const { return !join.projection.empty(); }
   const Projection& lm_head() const { return head.empty() ? embedding_projection : head; }
@@ -154,6 +169,7 @@ struct LoadOptions {
   PreparedFileWriter* write = nullptr;  ///< Destination of projections, which are then not kept.
   Progress progress;                    ///< Counts layers.
   const HostExperts* host_experts = nullptr;  ///< Experts that are prepared for the host.
+  const HostLayers* host_layers = nullptr;    ///< Layers that become Decoder::host_part.
   bool exact = true;                          ///< Mixers round no parameter that they convert.
   LoadSeconds* seconds = nullptr;             ///< If given, receives times.
 };

@@ -7,6 +7,7 @@
 
 #include "base/macros.h"
 #include "model/host_experts.h"
+#include "model/host_layers.h"
 #include "model/layers.h"
 #include "model/mixer.h"
 #include "model/weight_source.h"
@@ -115,17 +116,16 @@ class DecoderLoader {
         config_(config),
         shape_(config.shape) {}
 
+  /// Loads Decoder::part.
   Status Load(Decoder* decoder) {
     MARLIN_RETURN_IF_ERROR(LoadEnds(decoder));
     for (int64_t index = 0; index < shape_.layers; ++index) {
-      DecoderLayer layer;
+      DecoderLayer& layer = decoder->layers.emplace_back();
+      if (!decoder->part.Has(index)) continue;
       MARLIN_RETURN_IF_ERROR(LoadLayer(index, {}, &layer));
-      decoder->layers.push_back(std::move(layer));
       if (progress_) progress_(index + 1, shape_.layers);
     }
     MARLIN_RETURN_IF_ERROR(source_.Finish());
-    IgnoreExtras(config_, &source_);
-    MARLIN_RETURN_IF_ERROR(source_.CheckAllUsed());
     decoder->parameters = parameters();
     decoder->bytes = bytes();
     if (host_ == nullptr) return {};
@@ -134,16 +134,17 @@ class DecoderLoader {
     return {};
   }
 
-  void Replace(const ReplacedMatrices* replaced) { source_.Replace(replaced); }
-  /// Waits until what was loaded can be used.
-  Status Finish() { return source_.Finish(); }
+  WeightSource& source() { return source_; }
 
   int64_t parameters() const { return source_.parameters(); }
   int64_t bytes() const { return source_.bytes() - host_bytes_ + converted_growth_; }
 
   /// Everything outside of the layers.
   Status LoadEnds(Decoder* decoder) {
-    MARLIN_RETURN_IF_ERROR(LoadEmbedding(decoder));
+    const DecoderPart& part = decoder->part;
+    if (part.embeds()) MARLIN_RETURN_IF_ERROR(LoadEmbedding(shape_.tied && part.head, decoder));
+    if (!part.head) return {};
+    MARLIN_RETURN_IF_ERROR(LoadHead(decoder));
     // The norm before the head carries the factor of the logits.
     MARLIN_ASSIGN_OR_RETURN(decoder->norm,
                             Vector(FinalNorm(*config_.family, shape_), config_.logit_scale));
@@ -246,18 +247,22 @@ class DecoderLoader {
     return {};
   }
 
-  Status LoadEmbedding(Decoder* decoder) {
+  Status LoadEmbedding(bool as_weights, Decoder* decoder) {
     MARLIN_RETURN_IF_ERROR(LoadTable(&source_, kEmbeddingTensor, shape_.vocabulary, shape_.hidden,
-                                     shape_.tied, &decoder->embedding,
+                                     as_weights, &decoder->embedding,
                                      &decoder->embedding_projection));
-    MARLIN_RETURN_IF_ERROR(LoadLayerEmbeddings(&decoder->layer_embeddings));
-    const std::string head_name(kHeadTensor);
+    return LoadLayerEmbeddings(&decoder->layer_embeddings);
+  }
+
+  Status LoadHead(Decoder* decoder) {
+    std::string name(kHeadTensor);
     if (shape_.tied) {
       // Some writers store a tied head as well.
-      source_.Ignore(head_name);
-      return {};
+      source_.Ignore(name);
+      if (decoder->part.embeds()) return {};
+      name = kEmbeddingTensor;
     }
-    const std::vector<MatrixRequest> head = {{head_name, shape_.vocabulary}};
+    const std::vector<MatrixRequest> head = {{name, shape_.vocabulary}};
     MARLIN_ASSIGN_OR_RETURN(decoder->head, source_.Load(head, shape_.hidden));
     return {};
   }
@@ -399,22 +404,22 @@ class DecoderLoader {
 Result<DecoderLayer> LayerSource::Layer(int64_t index, const Parts& parts) const {
   const LoadOptions plain;
   DecoderLoader loader(checkpoint_, device_, config_, plain);
-  loader.Replace(replaced_);
+  loader.source().Replace(replaced_);
   DecoderLayer layer;
   MARLIN_RETURN_IF_ERROR(loader.LoadLayer(index, parts, &layer));
-  MARLIN_RETURN_IF_ERROR(loader.Finish());
+  MARLIN_RETURN_IF_ERROR(loader.source().Finish());
   return layer;
 }
 
 Result<MlpLayer> LayerSource::Expert(int64_t index, int64_t expert) const {
   const LoadOptions plain;
   DecoderLoader loader(checkpoint_, device_, config_, plain);
-  loader.Replace(replaced_);
+  loader.source().Replace(replaced_);
   ExpertStyle style;
   const LayerTensors tensors = loader.Describe(index, &style);
   MlpLayer mlp;
   MARLIN_RETURN_IF_ERROR(loader.LoadExpert(tensors.experts, style.interleaved, expert, &mlp));
-  MARLIN_RETURN_IF_ERROR(loader.Finish());
+  MARLIN_RETURN_IF_ERROR(loader.source().Finish());
   return mlp;
 }
 
@@ -423,7 +428,7 @@ Result<Decoder> LayerSource::Ends() const {
   const LoadOptions plain;
   DecoderLoader loader(checkpoint_, device_, decoder.config, plain);
   MARLIN_RETURN_IF_ERROR(loader.LoadEnds(&decoder));
-  MARLIN_RETURN_IF_ERROR(loader.Finish());
+  MARLIN_RETURN_IF_ERROR(loader.source().Finish());
   return decoder;
 }
 
@@ -488,7 +493,7 @@ Result<Decoder> LoadDraft(const Decoder& model, const Device& device, bool exact
   MARLIN_ASSIGN_OR_RETURN(draft.join.projection, loader.Linear(own.join));
   MARLIN_ASSIGN_OR_RETURN(draft.norm, loader.Vector(own.norm, config.logit_scale));
   MARLIN_RETURN_IF_ERROR(loader.LoadLayer(index, {}, &draft.layers.emplace_back()));
-  MARLIN_RETURN_IF_ERROR(loader.Finish());
+  MARLIN_RETURN_IF_ERROR(loader.source().Finish());
   draft.parameters = loader.parameters();
   draft.bytes = loader.bytes();
   return draft;
@@ -498,7 +503,23 @@ Result<Decoder> LoadDecoder(const Checkpoint& checkpoint, DecoderConfig config,
                             const Device& device, const LoadOptions& options) {
   Decoder decoder{std::move(config), checkpoint, {}, {}, {}, {}, {}, {}, {}, {}, 0, 0};
   DecoderLoader loader(decoder.checkpoint, device, decoder.config, options);
+  if (const HostLayers* const layers = options.host_layers; layers != nullptr) {
+    LoadOptions plain;
+    plain.progress = options.progress;
+    plain.exact = options.exact;
+    plain.seconds = options.seconds;
+    decoder.host_part = std::make_unique<Decoder>(
+        Decoder{decoder.config, checkpoint, {}, {}, {}, {}, {}, {}, {}, {}, 0, 0});
+    Decoder& host = *decoder.host_part;
+    host.part = {0, layers->count, false};
+    decoder.part.first = layers->count;
+    DecoderLoader of_host(host.checkpoint, *layers->host, host.config, plain);
+    MARLIN_RETURN_IF_ERROR(of_host.Load(&host));
+    loader.source().Follow(of_host.source());
+  }
   MARLIN_RETURN_IF_ERROR(loader.Load(&decoder));
+  IgnoreExtras(decoder.config, &loader.source());
+  MARLIN_RETURN_IF_ERROR(loader.source().CheckAllUsed());
   return decoder;
 }
 

@@ -109,7 +109,8 @@ class Mixer : public MixerParameters {
 
 const Mixer& MixerOf(MixerKind kind);
 
-/// The bytes that a model's mixers take on a device in addition to weights and KV cache.
-int64_t MixerBytes(const PassSetting& setting);
+/// The bytes that the mixers of a model's layers from `first` on take on a device in addition to
+/// weights and KV cache.
+int64_t MixerBytes(const PassSetting& setting, int64_t first = 0);
 
 }  // namespace marlin

@@ -3,10 +3,12 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <charconv>
 #include <filesystem>
 #include <optional>
 
 #include "base/checked.h"
+#include "base/function_ref.h"
 #include "base/macros.h"
 #include "base/path_check.h"
 #include "base/printable.h"
@@ -16,6 +18,7 @@
 #include "layout/input_transform.h"
 #include "ops/device/device.h"
 #include "ops/gemm/prepare_columns.h"
+#include "recipe/decoder_tensors.h"
 #include "recipe/text_config.h"
 
 namespace marlin {
@@ -88,8 +91,11 @@ int64_t DeviceBytes(const TensorInfo& tensor) {
   return (Checked(tensor.shape.ElementCount()) * Checked(element)).Take().value_or(INT64_MAX);
 }
 
-int64_t WeightBytes(const Checkpoint& checkpoint, const Device& device) {
-  Checked bytes(0);
+namespace {
+
+/// Tells the name and the bytes on a device of every weight of a model.
+void ForEachWeight(const Checkpoint& checkpoint, const Device& device,
+                   FunctionRef<void(const std::string& name, Checked bytes)> tell) {
   for (const QuantizedModule& module : checkpoint.modules()) {
     if (!OtherPart(module.name).empty()) continue;
     // Experts are loaded in the order of k.
@@ -97,11 +103,59 @@ int64_t WeightBytes(const Checkpoint& checkpoint, const Device& device) {
                         module.layer_class == LayerClass::kMoeSharedExpert;
     const bool folded = expert && TransformsInput(module.spec);
     const WeightsSpec spec = folded ? FoldedSpec(module.spec) : module.spec;
-    bytes = bytes + Checked(PreparedBytes(spec, device));
+    tell(module.name, Checked(PreparedBytes(spec, device)));
   }
   for (const TensorInfo& tensor : checkpoint.tensors()) {
     if (checkpoint.IsModulePart(tensor.name) || !OtherPart(tensor.name).empty()) continue;
-    bytes = bytes + Checked(DeviceBytes(tensor));
+    tell(tensor.name, Checked(DeviceBytes(tensor)));
+  }
+}
+
+/// The layer of a weight; -1: none.
+int64_t LayerOf(std::string_view name, int64_t layers) {
+  const std::string first = LayerPrefix(0);
+  const std::string_view before = std::string_view(first).substr(0, first.size() - 2);
+  if (!name.starts_with(before)) return -1;
+  name.remove_prefix(before.size());
+  int64_t layer = -1;
+  const auto parsed = std::from_chars(name.data(), name.data() + name.size(), layer);
+  return parsed.ec == std::errc() && layer < layers ? layer : -1;
+}
+
+}  // namespace
+
+int64_t WeightBytes(const Checkpoint& checkpoint, const Device& device) {
+  Checked bytes(0);
+  ForEachWeight(checkpoint, device,
+                [&](const std::string&, Checked more) { bytes = bytes + more; });
+  return bytes.Take().value_or(INT64_MAX);
+}
+
+WeightSizes SizeWeights(const ModelDirectory& model, const Device& device) {
+  const Dimensions& shape = model.config.shape;
+  WeightSizes sizes;
+  sizes.layers.resize(static_cast<size_t>(shape.layers));
+  // A quantized table's module has no ".weight".
+  const auto is_of = [](std::string_view name, std::string_view tensor) {
+    return name.starts_with(tensor.substr(0, tensor.rfind('.')));
+  };
+  ForEachWeight(model.checkpoint, device, [&](const std::string& name, Checked more) {
+    const int64_t layer = LayerOf(name, shape.layers);
+    int64_t* sum = &sizes.others;
+    if (layer >= 0) sum = &sizes.layers[static_cast<size_t>(layer)];
+    // The second table's name begins with the first one's.
+    if (is_of(name, kEmbeddingTensor)) sum = shape.tied ? &sizes.others : &sizes.tables;
+    if (is_of(name, kLayerTableTensor)) sum = &sizes.tables;
+    *sum = (Checked(*sum) + more).Take().value_or(INT64_MAX);
+  });
+  return sizes;
+}
+
+int64_t WeightSizes::From(int64_t first) const {
+  Checked bytes(others);
+  if (first == 0) bytes = bytes + Checked(tables);
+  for (size_t layer = static_cast<size_t>(first); layer < layers.size(); ++layer) {
+    bytes = bytes + Checked(layers[layer]);
   }
   return bytes.Take().value_or(INT64_MAX);
 }

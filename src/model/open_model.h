@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "marlin/checkpoint.h"
 #include "marlin/device.h"
@@ -34,6 +35,17 @@ Result<std::shared_ptr<const PreparedFile>> OpenPrepared(const std::string& file
 int64_t DeviceBytes(const TensorInfo& tensor);
 /// About the bytes of a checkpoint's weights on a device: modules and other tensors.
 int64_t WeightBytes(const Checkpoint& checkpoint, const Device& device);
+
+/// The same by the place of the weights.
+struct WeightSizes {
+  std::vector<int64_t> layers;
+  int64_t tables = 0;  ///< Embeddings, unless they are the head.
+  int64_t others = 0;
+
+  /// Without the layers before `first`, and if there are such layers without the tables.
+  int64_t From(int64_t first) const;
+};
+WeightSizes SizeWeights(const ModelDirectory& model, const Device& device);
 /// Memory of a device for weights and KV cache: `limit` (ModelOptions::device_memory) or, if that
 /// is 0 or more, what is free. 0: its memory is the host's.
 int64_t MemoryOf(const Device& device, int64_t limit);

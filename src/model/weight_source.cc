@@ -207,7 +207,7 @@ Result<const TensorInfo*> WeightSource::FindTensor(const std::string& name, cons
     return wrong(Code::kUnsupported,
                  fmt::format(": expected f32, bf16 or f16, got {}", DTypeName(info->dtype)));
   }
-  if (used_.insert(name).second) parameters_ += info->shape.ElementCount();
+  if (used_.names.insert(name).second) used_.parameters += info->shape.ElementCount();
   return info;
 }
 
@@ -260,7 +260,7 @@ Result<WeightSource::Matrix> WeightSource::LocateInModule(const QuantizedModule&
                               checkpoint_.path(), module.name, experts, in, request.out,
                               spec.experts, spec.k, spec.n));
   }
-  if (used_.insert(module.name).second) parameters_ += spec.experts * spec.k * spec.n;
+  if (used_.names.insert(module.name).second) used_.parameters += spec.experts * spec.k * spec.n;
   Matrix matrix{&module, expert, false, spec};
   matrix.spec.experts = 1;
   if (request.folded && TransformsInput(spec)) matrix.spec = FoldedSpec(matrix.spec);
@@ -382,10 +382,10 @@ Status WeightSource::CheckAllUsed() const {
                               checkpoint_.path(), what, name, model_type_));
   };
   for (const QuantizedModule& module : checkpoint_.modules()) {
-    if (!used_.contains(module.name)) return unexpected("module", module.name);
+    if (!used_.names.contains(module.name)) return unexpected("module", module.name);
   }
   for (const TensorInfo& tensor : checkpoint_.tensors()) {
-    if (!used_.contains(tensor.name) && !checkpoint_.IsModulePart(tensor.name)) {
+    if (!used_.names.contains(tensor.name) && !checkpoint_.IsModulePart(tensor.name)) {
       return unexpected("tensor", tensor.name);
     }
   }

@@ -43,6 +43,12 @@ struct LoadSeconds {
 /// The quantized modules of a checkpoint.
 using ModulesByName = std::map<std::string, const QuantizedModule*, std::less<>>;
 
+/// Tensors and modules that were requested, by source name.
+struct UsedTensors {
+  std::set<std::string, std::less<>> names;
+  int64_t parameters = 0;
+};
+
 class WeightSource {
  public:
   /// Checkpoint and device must outlive this. Projections are loaded from `prepared` if given;
@@ -86,13 +92,14 @@ class WeightSource {
   /// Finds a matrix, or a plain tensor of this shape, that nothing reads. Errors: as Load.
   Status Expect(const MatrixRequest& matrix, int64_t in) { return Locate(matrix, in).status(); }
   Status Expect(const std::string& name, const Shape& s) { return FindTensor(name, s).status(); }
-
+  /// Goes on after another source, whose tensors are used and counted.
+  void Follow(const WeightSource& before) { used_ = before.used_; }
   /// Marks a tensor as used although this model does not need it.
-  void Ignore(const std::string& name) { used_.insert(name); }
+  void Ignore(const std::string& name) { used_.names.insert(name); }
   /// Errors: kMalformedFile naming a tensor that was never requested.
   Status CheckAllUsed() const;
 
-  int64_t parameters() const { return parameters_; }
+  int64_t parameters() const { return used_.parameters; }
   int64_t bytes() const { return bytes_; }
   const Checkpoint& checkpoint() const { return checkpoint_; }
 
@@ -126,8 +133,7 @@ class WeightSource {
   const ReplacedMatrices* replaced_ = nullptr;
   ModulesByName modules_;
   std::map<std::string, QuantizedWeights> loaded_;  ///< Stacked modules.
-  std::set<std::string, std::less<>> used_;         ///< Tensors and modules by source name.
-  int64_t parameters_ = 0;
+  UsedTensors used_;
   int64_t bytes_ = 0;
 };
 

@@ -528,6 +528,18 @@ def test_gpu_memory_is_a_size() -> None:
         assert text == f"gpu_memory: expected a size such as 5GB, got '{size}'"
 
 
+def test_gpu_layers_are_a_number_or_auto() -> None:
+    for count in ("some", -2):
+        text = refuse(mm.InvalidArgumentError, mm.load, SAMPLE, "cpu", gpu_layers=count)
+        assert text == f'gpu_layers: expected a number or "auto", got {count!r}'
+    text = refuse(mm.InvalidArgumentError, mm.load, SAMPLE, "cpu", gpu_layers=9)
+    assert text == "gpu_layers: expected 0..4 (the model's layers), got 9"
+    text = refuse(mm.InvalidArgumentError, mm.load, SAMPLE, "cpu", gpu_layers=2)
+    assert text == "gpu_layers: cpu is the host and runs all layers"
+    model = mm.load(SAMPLE, "cpu")
+    assert model.info["host_layers"] == model.info["host_bytes_per_token"] == 0
+
+
 def test_host_experts_are_a_number_or_auto() -> None:
     for count in ("all", -1):
         text = refuse(mm.InvalidArgumentError, mm.load, SAMPLE, "cpu", host_experts=count)

@@ -12,6 +12,7 @@
 #include "base/printable.h"
 #include "base/read_file.h"
 #include "base/text_table.h"
+#include "bench/read_probe.h"
 #include "marlin/routing.h"
 
 namespace marlin::cli {
@@ -76,8 +77,9 @@ class TokenReader {
   size_t at_ = 0;
 };
 
-/// Limit for one layer; Model::Open checks against the model.
+/// Limits of any model; Model::Open checks against the model.
 constexpr int64_t kMostHostExperts = 4096;
+constexpr int64_t kMostGpuLayers = 4096;
 
 }  // namespace
 
@@ -91,6 +93,29 @@ Result<std::optional<DType>> KvCacheArgument::Type() const {
   const Result<DType> type = ParseKvCacheType(*name_);
   if (!type.ok()) return type.status().WithContext("--kv-cache");
   return std::optional<DType>(*type);
+}
+
+void GpuLayersArgument::Declare(ArgumentList& arguments) {
+  arguments.Option("--gpu-layers", &count_, "N|auto",
+                   "The last N layers on the GPU, the others on the CPU; default auto: that fit");
+}
+
+Result<int64_t> GpuLayersArgument::Count() const {
+  if (count_ == "auto") return kGpuLayersAuto;
+  return ParseOption("--gpu-layers", count_, WholeRange{0, kMostGpuLayers});
+}
+
+Result<std::string> DescribeLayers(const Model& model) {
+  const ModelInfo& info = model.info();
+  if (info.host_layers == 0) return std::string();
+  MARLIN_ASSIGN_OR_RETURN(const double bandwidth, bench::MeasureReadBandwidth());
+  const auto bytes = static_cast<double>(info.host_bytes_per_token);
+  return fmt::format(
+      "{} of {} layers on the host ({}), the last {} and the head on {} ({}); at most {:.1f} "
+      "tokens/s, since the host reads {} for each at {:.0f} GB/s",
+      info.host_layers, info.layers, FormatBytes(info.host_bytes), info.layers - info.host_layers,
+      model.device().info().name, FormatBytes(info.bytes), bandwidth / std::max(bytes, 1.0),
+      FormatBytes(info.host_bytes_per_token), bandwidth * 1e-9);
 }
 
 void RunArguments::Declare(ArgumentList& arguments) {
@@ -107,6 +132,7 @@ void RunArguments::Declare(ArgumentList& arguments) {
                    "MODEL's weights from `prepare`, mapped instead of prepared again");
   arguments.Option("--gpu-memory", &gpu_memory_, "SIZE",
                    "Memory of a GPU for weights and KV cache, such as 24GB; default: what is free");
+  gpu_layers_.Declare(arguments);
   arguments.Option("--host-experts", &host_experts_, "N|auto",
                    "Experts of every layer that the CPU computes; auto: those that do not fit");
   arguments.Option("--frequencies", &frequencies_, "FILE",
@@ -121,6 +147,7 @@ Result<ModelOptions> RunArguments::Options() const {
   if (!gpu_memory_.empty()) {
     MARLIN_ASSIGN_OR_RETURN(options.device_memory, ParseByteSize("--gpu-memory", gpu_memory_));
   }
+  MARLIN_ASSIGN_OR_RETURN(options.gpu_layers, gpu_layers_.Count());
   if (host_experts_ == "auto") {
     options.host_experts = kHostExpertsAuto;
   } else if (!host_experts_.empty()) {
@@ -150,6 +177,8 @@ Result<Model> RunArguments::Open(Console& console, const std::string& path,
   if (console.verbose() && !info.fusion.empty()) {
     console.Message(fmt::format("fused in decode: {}", info.fusion));
   }
+  MARLIN_ASSIGN_OR_RETURN(const std::string layers, DescribeLayers(model));
+  if (!layers.empty()) console.Message(layers);
   if (info.host_experts > 0) {
     console.Message(fmt::format("experts on the host: {} ({})", FormatInteger(info.host_experts),
                                 FormatBytes(info.host_bytes)));

@@ -30,8 +30,23 @@ class KvCacheArgument {
   std::optional<std::string> name_;
 };
 
-/// --device, --threads, --exact, --kv-cache, --prepared, --gpu-memory, --host-experts,
-/// --frequencies.
+/// --gpu-layers: how many of a model's layers are on a GPU.
+class GpuLayersArgument {
+ public:
+  void Declare(ArgumentList& arguments);
+  /// ModelOptions::gpu_layers. Errors: kInvalidArgument for anything but a number and "auto".
+  Result<int64_t> Count() const;
+
+ private:
+  std::string count_ = "auto";
+};
+
+/// Where the layers of a model are, and what that means; empty if all are on its device. Errors: as
+/// MeasureReadBandwidth.
+Result<std::string> DescribeLayers(const Model& model);
+
+/// --device, --threads, --exact, --kv-cache, --prepared, --gpu-memory, --gpu-layers,
+/// --host-experts, --frequencies.
 class RunArguments {
  public:
   /// Their heading in --help.
@@ -67,6 +82,7 @@ class RunArguments {
   KvCacheArgument kv_cache_;
   std::string prepared_;
   std::string gpu_memory_;
+  GpuLayersArgument gpu_layers_;
   std::string host_experts_;
   std::string frequencies_;
 };

@@ -43,6 +43,9 @@ class BenchModelCommand final : public Command {
                      "Tokens to generate after each prompt; default 64; 0: none");
     arguments.Option("--batch", &batches_, "N,...", "Batch size in sequences; default 1");
     arguments.Option("--prepared", &open_.prepared, "FILE", "Weights that `prepare` wrote");
+    gpu_layers_.Declare(arguments);
+    arguments.Option("--gpu-memory", &gpu_memory_, "SIZE",
+                     "Memory of a GPU for weights and KV cache; default: what is free");
     arguments.Option("--host-experts", &host_experts_, {0, 4096}, "N",
                      "Experts of every layer that run on the CPU");
     arguments.Flag("--batch-invariant", &open_.batch_invariant,
@@ -57,6 +60,10 @@ class BenchModelCommand final : public Command {
     MARLIN_RETURN_IF_ERROR(ReadLists());
     MARLIN_ASSIGN_OR_RETURN(open_.kv_cache, kv_cache_.Type());
     open_.host_experts = host_experts_.value_or(0);
+    MARLIN_ASSIGN_OR_RETURN(open_.gpu_layers, gpu_layers_.Count());
+    if (gpu_memory_) {
+      MARLIN_ASSIGN_OR_RETURN(open_.device_memory, ParseByteSize("--gpu-memory", *gpu_memory_));
+    }
     MARLIN_ASSIGN_OR_RETURN(const std::unique_ptr<BenchDevice> device, BenchDevice::Find(common_));
     MARLIN_RETURN_IF_ERROR(device->Open());
     // Opened before the machine is measured, so that errors come early.
@@ -64,6 +71,7 @@ class BenchModelCommand final : public Command {
     info_ = model.info();
     MARLIN_ASSIGN_OR_RETURN(const std::vector<bench::ModelBenchOptions> runs, ListRuns());
     common_.device.SayTaken(console, model.device().info());
+    MARLIN_ASSIGN_OR_RETURN(layers_, DescribeLayers(model));
     ProgressBar bar(console, "bench model");
     const auto total = static_cast<int64_t>(runs.size());
     bar.Update(0, total, "measuring this machine");
@@ -121,6 +129,11 @@ class BenchModelCommand final : public Command {
     model = {{"path", path_},          {"model_type", info_.model_type},
              {"recipe", info_.recipe}, {"parameters", info_.parameters},
              {"bytes", info_.bytes},   {"bits_per_weight", info_.bits_per_weight}};
+    if (info_.host_layers > 0) {
+      model["host_layers"] = info_.host_layers;
+      model["host_bytes"] = info_.host_bytes;
+      model["host_bytes_per_token"] = info_.host_bytes_per_token;
+    }
     // What has several values is in the rows alone.
     if (prompt_tokens_.size() == 1) model["prompt_tokens"] = prompt_tokens_.front();
     if (new_tokens_.size() == 1) model["new_tokens"] = new_tokens_.front();
@@ -136,9 +149,10 @@ class BenchModelCommand final : public Command {
   std::string Text(const Machine& machine, const std::vector<bench::ModelPhase>& phases) const {
     const std::string fusion =
         info_.fusion.empty() ? "" : fmt::format("\nfused in decode: {}", info_.fusion);
-    return fmt::format("{}{}: {} ({}), {} parameters, {}{}\n\n{}{}", machine.Heading(), path_,
+    const std::string layers = layers_.empty() ? "" : "\n" + layers_;
+    return fmt::format("{}{}: {} ({}), {} parameters, {}{}{}\n\n{}{}", machine.Heading(), path_,
                        info_.model_type, info_.recipe.empty() ? "plain" : info_.recipe,
-                       FormatCount(info_.parameters), FormatBytes(info_.bytes), fusion,
+                       FormatCount(info_.parameters), FormatBytes(info_.bytes), fusion, layers,
                        bench::ModelText(phases, machine.ceilings()), bench::ProfileText(phases));
   }
 
@@ -146,6 +160,8 @@ class BenchModelCommand final : public Command {
   std::vector<std::string> prompts_;
   std::vector<std::string> news_;
   std::vector<std::string> batches_;
+  GpuLayersArgument gpu_layers_;
+  std::optional<std::string> gpu_memory_;
   std::optional<int64_t> host_experts_;
   bool profile_ = false;
   KvCacheArgument kv_cache_;
@@ -156,6 +172,7 @@ class BenchModelCommand final : public Command {
   std::vector<int64_t> new_tokens_;
   std::vector<int64_t> batch_;
   ModelInfo info_;
+  std::string layers_;  ///< DescribeLayers.
 };
 
 }  // namespace

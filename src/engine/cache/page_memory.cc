@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "base/checked.h"
@@ -33,6 +34,14 @@ CacheShape CacheShape::Of(const DecoderConfig& config, DType type) {
     shape.layers.push_back({kept, kept.fixed > 0 ? 0 : layer.window, layer.sizes.kv_source});
   }
   return shape;
+}
+
+void CacheShape::PutOnHost(const Device& device, int64_t count) {
+  host = device;
+  for (int64_t i = 0; i < count; ++i) {
+    LayerState& layer = layers[static_cast<size_t>(i)];
+    layer.on_host = !(layer == LayerState());
+  }
 }
 
 PageMemory::Place PageMemory::AddLayer(const LayerState& state) {
@@ -68,9 +77,11 @@ int64_t PageMemory::MostPages() const {
   // A token takes as many pages of each group.
   Checked bytes(0);
   for (const Group& group : groups_) {
-    if (group.state.kept.fixed == 0) bytes = bytes + Checked(group.page_bytes);
+    const bool counts = group.state.kept.fixed == 0 && !group.state.on_host;
+    if (counts) bytes = bytes + Checked(group.page_bytes);
   }
-  return most_bytes_ / std::max<int64_t>(bytes.Take().value_or(INT64_MAX), 1) * TokenGroups();
+  const int64_t of_token = bytes.Take().value_or(INT64_MAX);
+  return of_token == 0 ? 0 : most_bytes_ / of_token * TokenGroups();
 }
 
 int64_t PageMemory::FirstLayerOf(size_t group) const {
@@ -79,20 +90,26 @@ int64_t PageMemory::FirstLayerOf(size_t group) const {
   return found - places_.begin();
 }
 
-int64_t PageMemory::SlabPages(int64_t page_bytes) const {
-  const int64_t page = std::max<int64_t>(page_bytes, 1);
-  const bool on_host = ReadsHostMemory(device_);
+int64_t PageMemory::SlabPages(const Group& group) const {
+  const int64_t page = std::max<int64_t>(group.page_bytes, 1);
+  const bool on_host = ReadsHostMemory(DeviceOf(group));
   int64_t pages = (on_host ? kHostSlabBytes : kDeviceSlabBytes) / page;
   if (!on_host && most_bytes_ < INT64_MAX) {
     pages = std::max(pages, CeilDivide(most_bytes_ / page, kMostDeviceSlabs));
   }
-  const int64_t groups = std::max<int64_t>(std::ssize(groups_), 1);
+  if (group.state.on_host) return std::max<int64_t>(pages, 1);
+  const auto groups = std::count_if(groups_.begin(), groups_.end(),
+                                    [](const Group& other) { return !other.state.on_host; });
   return std::max<int64_t>(std::min(pages, most_bytes_ / groups / page), 1);
 }
 
 Result<PageMemory> PageMemory::Make(const Device& device, const CacheShape& shape) {
-  PageMemory memory(device);
+  PageMemory memory(device, shape.host);
   MARLIN_ASSIGN_OR_RETURN(memory.page_tokens_, CachePageTokens(device));
+  if (shape.host) {
+    MARLIN_ASSIGN_OR_RETURN(const int64_t of_host, CachePageTokens(*shape.host));
+    memory.page_tokens_ = std::lcm(memory.page_tokens_, of_host);
+  }
   memory.type_ = shape.type;
   memory.most_bytes_ = shape.most_bytes;
   for (const LayerState& layer : shape.layers) {
@@ -106,7 +123,7 @@ Result<PageMemory> PageMemory::Make(const Device& device, const CacheShape& shap
     const int64_t elements = SaturatingProduct(group.layers, group.part_elements);
     group.page_bytes = SaturatingProduct(
         elements, DTypeBytes(group.state.kept.fixed > 0 ? DType::kF32 : shape.type));
-    group.slab_pages = memory.SlabPages(group.page_bytes);
+    group.slab_pages = memory.SlabPages(group);
   }
   return memory;
 }
@@ -114,18 +131,18 @@ Result<PageMemory> PageMemory::Make(const Device& device, const CacheShape& shap
 Status PageMemory::AddSlab(size_t index) {
   Group& group = groups_[index];
   const int64_t bytes = SaturatingProduct(group.slab_pages, group.page_bytes);
-  if (bytes > most_bytes_ - bytes_) {
+  if (!group.state.on_host && bytes > most_bytes_ - bytes_) {
     return Status(Code::kOutOfMemory,
                   fmt::format("KV cache: {} bytes more than the {} in use do not fit in its {}",
                               bytes, bytes_, most_bytes_));
   }
-  MARLIN_ASSIGN_OR_RETURN(DeviceBuffer memory, DeviceBuffer::Allocate(device_, bytes));
+  MARLIN_ASSIGN_OR_RETURN(DeviceBuffer memory, DeviceBuffer::Allocate(DeviceOf(group), bytes));
   size_t slab = 0;
   while (slab < group.slabs.size() && group.slabs[slab].memory.bytes() > 0) ++slab;
   if (slab == group.slabs.size()) group.slabs.emplace_back();
   // Reserve now: returning pages must not allocate, because destructors return them.
   group.free.reserve(PagesOf(index));
-  bytes_ += bytes;
+  if (!group.state.on_host) bytes_ += bytes;
   group.slabs[slab].memory = std::move(memory);
   ++group.unused_slabs;
   const auto first = static_cast<int32_t>(static_cast<int64_t>(slab) * group.slab_pages);
@@ -166,7 +183,7 @@ void PageMemory::Return(size_t index, int32_t page) {
 }
 
 void PageMemory::FreeSlab(Group* group, size_t slab) {
-  bytes_ -= group->slabs[slab].memory.bytes();
+  if (!group->state.on_host) bytes_ -= group->slabs[slab].memory.bytes();
   group->slabs[slab].memory = DeviceBuffer();
   --group->unused_slabs;
   std::erase_if(group->free, [&](int32_t page) {

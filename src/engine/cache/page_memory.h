@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -19,7 +20,8 @@ namespace marlin {
 struct LayerState {
   MixerState kept;
   int64_t window = 0;
-  int64_t source = -1;  ///< The layer whose pages it reads, with nothing kept of its own; or -1.
+  int64_t source = -1;   ///< The layer whose pages it reads, with nothing kept of its own; or -1.
+  bool on_host = false;  ///< Kept in the memory of CacheShape::host.
   friend bool operator==(const LayerState&, const LayerState&) = default;
 };
 
@@ -27,9 +29,12 @@ struct LayerState {
 struct CacheShape {
   std::vector<LayerState> layers;
   DType type = DType::kF32;
-  int64_t most_bytes = INT64_MAX;  ///< All pages together, at most.
+  int64_t most_bytes = INT64_MAX;             ///< All pages on the device together, at most.
+  std::optional<Device> host = std::nullopt;  ///< Keeps some layers.
 
   static CacheShape Of(const DecoderConfig& config, DType type);
+  /// Keeps the first `count` layers on the host.
+  void PutOnHost(const Device& device, int64_t count);
 };
 
 /// The slabs of all KV cache groups: layers with the same state and window, whose pages hold the
@@ -37,7 +42,7 @@ struct CacheShape {
 /// after some token. Not thread-safe, apart from what never changes: the sizes.
 class PageMemory {
  public:
-  /// Errors: kUnsupported for a device without KV caches.
+  /// Pages have tokens for both devices. Errors: kUnsupported for a device without KV caches.
   static Result<PageMemory> Make(const Device& device, const CacheShape& shape);
 
   int64_t page_tokens() const { return page_tokens_; }
@@ -56,7 +61,7 @@ class PageMemory {
   /// Precondition: the layer's group is recurrent.
   RecurrentStates StatesOf(int64_t layer, std::span<void* const> slabs) const;
 
-  /// Allocated slabs.
+  /// Allocated slabs on the device.
   int64_t bytes() const { return bytes_; }
   std::vector<void*> Slabs(size_t group) const;
   /// The pages of a group's slabs; page numbers are less.
@@ -92,14 +97,19 @@ class PageMemory {
     int64_t index;  ///< Index among the layers of the group.
   };
 
-  explicit PageMemory(const Device& device) : device_(device) {}
+  PageMemory(const Device& device, const std::optional<Device>& host)
+      : device_(device), host_(host) {}
+  const Device& DeviceOf(const Group& group) const {
+    return group.state.on_host ? *host_ : device_;
+  }
   Place AddLayer(const LayerState& state);
   static bool IsUnused(const Slab& slab) { return slab.used == 0 && slab.memory.bytes() > 0; }
   /// The pages of a slab of a group.
-  int64_t SlabPages(int64_t page_bytes) const;
+  int64_t SlabPages(const Group& group) const;
   void FreeSlab(Group* group, size_t slab);
 
   Device device_;
+  std::optional<Device> host_;
   DType type_ = DType::kF32;
   int64_t page_tokens_ = 0;
   std::vector<Place> places_;  ///< One per layer.

@@ -19,7 +19,7 @@ Result<std::shared_ptr<PagePool>> PagePool::Make(const Device& device, const Cac
                                                  PrefixTree::Hash hash) {
   MARLIN_ASSIGN_OR_RETURN(PageMemory memory, PageMemory::Make(device, shape));
   std::shared_ptr<PagePool> pool(new PagePool(std::move(memory), hash));
-  if (ReadsHostMemory(device)) {
+  if (ReadsHostMemory(device) || shape.host) {
     pool->KeepAtMost(std::min(kHostCachedBytes, MemoryBytes() / 8));
   }
   return pool;

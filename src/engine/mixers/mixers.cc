@@ -31,11 +31,11 @@ PassSetting SettingOf(const Device& device, const DecoderConfig& config,
   return setting;
 }
 
-int64_t MixerBytes(const PassSetting& setting) {
+int64_t MixerBytes(const PassSetting& setting, int64_t first) {
   const bool exact = setting.accuracy == Accuracy::kExact;
   Checked converted(0);
   int64_t expanded = 0;
-  for (int64_t layer = 0; layer < setting.config.shape.layers; ++layer) {
+  for (int64_t layer = first; layer < setting.config.shape.layers; ++layer) {
     const Mixer& mixer = MixerOf(setting.config.mixer(layer));
     converted = converted + Checked(mixer.ConvertedBytes(setting.config.layer(layer).sizes, exact));
     expanded = std::max(expanded, mixer.ExpandedBytes(setting));

@@ -11,8 +11,8 @@
 
 #include "../../source_directory.h"
 #include "../test_device.h"
-#include "engine/choose_host_experts.h"
 #include "engine/kv_cache.h"
+#include "engine/placement/choose_host_experts.h"
 #include "marlin/checkpoint.h"
 #include "marlin/generate.h"
 #include "marlin/recipe.h"

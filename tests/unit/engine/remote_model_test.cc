@@ -256,14 +256,14 @@ TEST(RemoteDevice, AutoWithoutADeviceForTheModelSaysWhatTheLastOneLacks) {
 TEST(RemoteDevice, MemoryIsPlannedBeforeWeightsAreRead) {
   const std::string path = SampleModel("examples/tiny-qwen3-moe");
   const Device small = OpenRemote({.free_memory = 1000000});
-  const auto refused = Model::Open(path, small);
+  const auto refused = Model::Open(path, small, {.gpu_layers = 4});
   EXPECT_EQ(refused.status().code(), Code::kOutOfMemory);
   EXPECT_NE(refused.status().message().find("bytes, remote has 1000000 free"), std::string::npos)
       << refused.status().message();
   EXPECT_EQ(RemoteOf(small).uploads(), 0);
 
   const Device large = OpenRemote({.free_memory = int64_t{1} << 30});
-  const auto limited = Model::Open(path, large, {.device_memory = 2000000});
+  const auto limited = Model::Open(path, large, {.device_memory = 2000000, .gpu_layers = 4});
   EXPECT_EQ(limited.status().code(), Code::kOutOfMemory);
   EXPECT_NE(limited.status().message().find("2000000 for it"), std::string::npos)
       << limited.status().message();

@@ -495,6 +495,32 @@ TEST_F(Families, EveryTypeHasTheLogitsOfTheCpu) {
   }
 }
 
+/// The same with the first layers on the host, and with all of them.
+TEST_F(Families, EveryTypeRunsInTwoParts) {
+  if (!OnOtherDevice()) GTEST_SKIP() << "the tests' device is the host";
+  const Device device = *Device::Open(TestDevice());
+  const Device cpu = *Device::Open("cpu");
+  ModelOptions options{.allow_bf16_activations = false};
+  for (const auto& [type, changes] : Configs()) {
+    Make(type);
+    const std::string path = Write("plain");
+    options.gpu_layers = kGpuLayersAuto;
+    const std::vector<float> expected = Logits(path, cpu, options);
+    double most = 0;
+    for (const float logit : expected) most = std::max(most, std::abs(double{logit}));
+    for (const int64_t layers : {0, 1}) {
+      SCOPED_TRACE(type + " " + std::to_string(layers));
+      options.gpu_layers = layers;
+      const Status opened = Model::Open(path, device, options).status();
+      if (opened.message().find("reads the keys of layer") != std::string::npos) continue;
+      const std::vector<float> logits = Logits(path, device, options);
+      for (size_t i = 0; i < logits.size(); ++i) {
+        ASSERT_NEAR(logits[i], expected[i], 1e-4 * most) << i;
+      }
+    }
+  }
+}
+
 /// A layer with experts expands rotated matrices of theirs, so that a recipe rotates none.
 TEST_F(Families, ExpertsAreNotRotated) {
   Make("qwen2_moe");

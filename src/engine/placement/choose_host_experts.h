@@ -9,11 +9,12 @@
 
 namespace marlin {
 
-/// Chooses them as ModelOptions::host_experts asks. Errors: kInvalidArgument for a model without
+/// Chooses them as ModelOptions::host_experts asks, in the layers from `first` on, which the device
+/// has. Errors: kInvalidArgument for a model without
 /// experts, for more experts than it has, for prepared weights and for frequencies of another
 /// model; kUnsupported for a device that runs experts inside a fused operation; kOutOfMemory if the
 /// device lacks room for everything but the experts; the errors of Device::Open.
 Result<HostExperts> ChooseHostExperts(const ModelDirectory& model, const Device& device,
-                                      const ModelOptions& options);
+                                      const ModelOptions& options, int64_t first = 0);
 
 }  // namespace marlin

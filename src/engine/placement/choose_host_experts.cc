@@ -1,4 +1,4 @@
-#include "engine/choose_host_experts.h"
+#include "engine/placement/choose_host_experts.h"
 
 #include <fmt/core.h>
 
@@ -20,21 +20,22 @@
 namespace marlin {
 namespace {
 
-/// Tokens of one sequence for which experts leave room in a device's memory.
-constexpr int64_t kReservedTokens = 8192;
-
 class Chooser {
  public:
-  Chooser(const ModelDirectory& model, const Device& device, const ModelOptions& options)
-      : checkpoint_(model.checkpoint),
+  Chooser(const ModelDirectory& model, const Device& device, const ModelOptions& options,
+          int64_t first)
+      : model_(model),
+        checkpoint_(model.checkpoint),
         config_(model.config),
         device_(device),
         options_(options),
+        first_(first),
         weights_(checkpoint_, device_, std::string(config_.family->model_type)) {}
 
   Result<HostExperts> Choose() {
     MARLIN_RETURN_IF_ERROR(Check());
     MARLIN_RETURN_IF_ERROR(CountSelections());
+    LeaveOutOthers();
     HostExperts chosen;
     const bool automatic = options_.host_experts == kHostExpertsAuto;
     std::vector<std::vector<int64_t>> on_device;
@@ -108,6 +109,14 @@ class Chooser {
     return {};
   }
 
+  /// Leaves the layers before the first one of the device out.
+  void LeaveOutOthers() {
+    const auto kept = std::find_if(counts_.layers.begin(), counts_.layers.end(),
+                                   [this](const auto& layer) { return layer.layer >= first_; });
+    bytes_.erase(bytes_.begin(), bytes_.begin() + (kept - counts_.layers.begin()));
+    counts_.layers.erase(counts_.layers.begin(), kept);
+  }
+
   /// The bytes of a layer's largest expert.
   int64_t ExpertBytes(const ExpertsTensors& tensors) const {
     if (tensors.each.empty()) {
@@ -130,13 +139,9 @@ class Chooser {
     const int64_t available = MemoryOf(device_, limit);
     if (available == 0) return experts;
     MARLIN_ASSIGN_OR_RETURN(const DType cache_type, CacheType(options_));
-    const int64_t others = WeightBytes(checkpoint_, device_) - experts +
-                           MixerBytes(SettingOf(device_, config_, options_, cache_type));
-    const int64_t tokens = SaturatingProduct(CacheTokenBytes(config_, cache_type),
-                                             std::min(config_.max_positions, kReservedTokens));
-    // A sequence that is fed has two states.
-    const Checked with_states = Checked(tokens) + Checked(2) * Checked(StateBytes(config_));
-    const int64_t cache = with_states.Take().value_or(INT64_MAX);
+    const int64_t others = SizeWeights(model_, device_).From(first_) - experts +
+                           MixerBytes(SettingOf(device_, config_, options_, cache_type), first_);
+    const int64_t cache = ReservedCacheBytes(config_, cache_type, first_);
     if (cache <= available - others) return available - others - cache;
     return Status(
         Code::kOutOfMemory,
@@ -144,10 +149,12 @@ class Chooser {
                     Printable(checkpoint_.path()), others, cache, DescribeMemory(device_, limit)));
   }
 
+  const ModelDirectory& model_;
   const Checkpoint& checkpoint_;
   const DecoderConfig& config_;
   const Device& device_;
   const ModelOptions& options_;
+  const int64_t first_;
   WeightSource weights_;
   RoutingFrequencies counts_;
   std::vector<int64_t> bytes_;  ///< Size of an expert, by layer with experts.
@@ -156,9 +163,9 @@ class Chooser {
 }  // namespace
 
 Result<HostExperts> ChooseHostExperts(const ModelDirectory& model, const Device& device,
-                                      const ModelOptions& options) {
+                                      const ModelOptions& options, int64_t first) {
   if (options.host_experts == 0) return HostExperts();
-  return Chooser(model, device, options).Choose();
+  return Chooser(model, device, options, first).Choose();
 }
 
 }  // namespace marlin
