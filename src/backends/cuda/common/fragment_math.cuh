@@ -125,7 +125,7 @@ struct E4M3x4 {
     if constexpr (kHasFp8) {
       asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(codes));
     } else {
-      // The fields moved to those of fp16 are the number times 2^-8. The largest code is NaN.
+      // Moved to the fields of fp16, a code is its number times 2^-8. The largest code is NaN.
       const uint32_t bytes = __byte_perm(codes, 0, 0x1404);
       const uint32_t fields = (bytes & 0x80008000u) | (bytes & 0x7f007f00u) >> 1;
       const uint32_t is_nan = __vcmpeq2(fields & 0x7fff7fffu, 0x3f803f80u);

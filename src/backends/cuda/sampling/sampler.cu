@@ -167,6 +167,26 @@ MARLIN_DEVICE RowLogits LogitsOf(const SampleArguments& args, int row, SamplerSt
   return {args.logits + row * args.logits_stride, state, mask, allowed};
 }
 
+/// A barrier of the threads that take a row.
+template <int kCluster>
+MARLIN_DEVICE void SyncRow() {
+  if constexpr (kCluster == 1) {
+    __syncthreads();
+  } else {
+    SyncCluster();
+  }
+}
+
+/// The object of another CTA that takes the same row.
+template <int kCluster, typename T>
+MARLIN_DEVICE T& InBlock(T& object, int rank) {
+  if constexpr (kCluster == 1) {
+    return object;
+  } else {
+    return *ObjectInBlock(&object, rank);
+  }
+}
+
 /// One row. All functions are called by all threads of the cluster, with the same arguments. A
 /// token does not depend on the number of CTAs and threads.
 template <int kCluster, int kThreads>
@@ -175,14 +195,6 @@ class RowSampler {
   static constexpr int kWarps = kThreads / 32;
 
  public:
-  static MARLIN_DEVICE void Sync() {
-    if constexpr (kCluster == 1) {
-      __syncthreads();
-    } else {
-      SyncCluster();
-    }
-  }
-
   struct Shared {
     unsigned long long bins[kBins];    ///< Weights of this CTA's tokens.
     unsigned long long totals[kBins];  ///< In rank 0: weights of all tokens.
@@ -202,7 +214,7 @@ class RowSampler {
       : args_(args),
         row_(row),
         shared_(shared),
-        first_(InBlock(shared, 0)),
+        first_(InBlock<kCluster>(shared, 0)),
         rank_(static_cast<int>(blockIdx.x) % kCluster),
         thread_(rank_ * kThreads + static_cast<int>(threadIdx.x)),
         state_row_(args.StateRowOf(row)),
@@ -257,14 +269,7 @@ class RowSampler {
     return kNoToken;
   }
 
-  static MARLIN_DEVICE Shared& InBlock(Shared& shared, int rank) {
-    if constexpr (kCluster == 1) {
-      return shared;
-    } else {
-      return *ObjectInBlock(&shared, rank);
-    }
-  }
-  MARLIN_DEVICE const Shared& SharedOf(int rank) const { return InBlock(shared_, rank); }
+  MARLIN_DEVICE const Shared& SharedOf(int rank) const { return InBlock<kCluster>(shared_, rank); }
 
   /// Calls run(logit, id) for the tokens of this thread, ids ascending, whose loads are in flight
   /// together.
@@ -318,10 +323,10 @@ class RowSampler {
       }
       shared_.best = best;
     }
-    Sync();
+    SyncRow<kCluster>();
     best = shared_.best;
     for (int rank = 0; rank < kCluster; ++rank) best = Better(best, SharedOf(rank).best);
-    Sync();
+    SyncRow<kCluster>();
     return best;
   }
 
@@ -374,9 +379,9 @@ class RowSampler {
       const double uniform = static_cast<double>(NextRandom(state_) >> 11) * 0x1p-53;
       first_.found = static_cast<unsigned long long>(uniform * static_cast<double>(total));
     }
-    Sync();
+    SyncRow<kCluster>();
     const unsigned long long target = min(first_.found, total - 1);
-    Sync();
+    SyncRow<kCluster>();
     return Find(target, likely).id;
   }
 
@@ -402,10 +407,10 @@ class RowSampler {
       for (int warp = 0; warp < kWarps; ++warp) sum += shared_.warp_keys[warp];
       shared_.sum = sum;
     }
-    Sync();
+    SyncRow<kCluster>();
     sum = 0;
     for (int rank = 0; rank < kCluster; ++rank) sum += SharedOf(rank).sum;
-    Sync();
+    SyncRow<kCluster>();
     return sum;
   }
 
@@ -425,19 +430,19 @@ class RowSampler {
         const uint32_t digit = (key >> shift) & ((1u << (above - shift)) - 1u);
         if (weight != 0) atomicAdd(&shared_.bins[digit], weight);
       });
-      Sync();
+      SyncRow<kCluster>();
       for (int bin = thread_; bin < kBins; bin += kAllThreads) {
         unsigned long long total = 0;
         for (int rank = 0; rank < kCluster; ++rank) total += SharedOf(rank).bins[bin];
         first_.totals[bin] = total;
       }
-      Sync();
+      SyncRow<kCluster>();
       if (thread_ < 32) FindBin(target);
-      Sync();
+      SyncRow<kCluster>();
       prefix = prefix << (above - shift) | first_.digit;
       target = first_.found;
     }
-    Sync();
+    SyncRow<kCluster>();
     const unsigned long long each = weight_of(prefix);
     return {prefix, TieAt(prefix, static_cast<int>(target / max(each, 1ULL)))};
   }
@@ -478,7 +483,7 @@ class RowSampler {
     for (int id = begin; id < end; ++id) count += Ties(key, id) ? 1 : 0;
     const int before = SumBefore(count, shared_.warp_sums);
     if (threadIdx.x == kThreads - 1) shared_.ties = before + count;
-    Sync();
+    SyncRow<kCluster>();
     int left = number - before;
     for (int rank = 0; rank < rank_; ++rank) left -= SharedOf(rank).ties;
     if (left >= 0 && left < count) {
@@ -486,9 +491,9 @@ class RowSampler {
         if (Ties(key, id) && left-- == 0) first_.id = id;
       }
     }
-    Sync();
+    SyncRow<kCluster>();
     const int id = first_.id;
-    Sync();
+    SyncRow<kCluster>();
     return id;
   }
   MARLIN_DEVICE bool Ties(uint32_t key, int id) const {
@@ -522,7 +527,7 @@ MARLIN_DEVICE void SampleRows(const SampleArguments& args) {
     if (draft < 0) return;
     ++row;
     if (token != draft) break;
-    Sampler::Sync();  // The next row counts the token.
+    SyncRow<kCluster>();  // The next row counts the token.
   }
   if (static_cast<int>(blockIdx.x) % kCluster != 0 || threadIdx.x != 0) return;
   for (bool more = true; more; ++row) {
