@@ -137,7 +137,7 @@ class HardwareStatus(unittest.TestCase):
         self.assertEqual(self.lines("marlin_one")[0], "`not-run`")
 
     def test_code_of_an_older_gpu_is_told_apart(self) -> None:
-        self.assertIn("never run on those cards**, nor on another yet.",
+        self.assertIn("never run on those cards**, nor its conformance on another.",
                       hardware_status.page(self.root))
         counts = {"marlin_one": {"passed": 5}, "planned": {"passed": 5},
                   "marlin_two": {"passed": 5, "predicted": True}}
