@@ -173,7 +173,9 @@ def has_passed(root: Path, counts_file: str, kernel: str) -> bool:
 def cards(root: Path) -> str:
     """Returns which GPUs CUDA is written for, and which of their code has run anywhere."""
     ran = [str(code / 10) for code, counts in FORCED.items() if has_passed(root, counts, "planned")]
-    tested = f": tested as {' and '.join(ran)} code on Hopper" if ran else ", nor its conformance on another"
+    tested = ", nor its conformance on another"
+    if ran:
+        tested = f": tested as {' and '.join(ran)} code on Hopper"
     return CARDS.format(tested)
 
 
