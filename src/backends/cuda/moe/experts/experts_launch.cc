@@ -113,8 +113,8 @@ class Planner {
   std::optional<ManyRowsPlan> ManyRowsPlanOf(const Matrix& matrix, int sides, bool gated) const {
     if (matrix.exact || !MayHaveManyRows()) return std::nullopt;
     const ExpertTilesProblem tiles = TilesOf(matrix, sides);
-    if (auto plan = PlanExpertWgmma(tiles, gated, context_.shape)) return *std::move(plan);
-    if (auto plan = PlanExpertMma(tiles, gated, context_.shape)) return *std::move(plan);
+    if (auto plan = PlanExpertWgmma(tiles, gated, context_.shape)) return *plan;
+    if (auto plan = PlanExpertMma(tiles, gated, context_.shape)) return *plan;
     return std::nullopt;
   }
 
