@@ -117,7 +117,7 @@ class Launch {
 
 std::string Run(const Shape& given, const std::function<void()>& thread) {
   Shape shape = given;
-  const char* const seed = std::getenv("CUDA_EMULATION_SEED");
+  const char* const seed = std::getenv("MARLIN_CUDA_EMULATION_SEED");
   if (shape.seed == 0 && seed != nullptr) shape.seed = static_cast<uint32_t>(std::atoi(seed));
   SetKernel(&thread);
   blockDim = shape.block;

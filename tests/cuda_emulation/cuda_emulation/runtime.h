@@ -29,7 +29,7 @@ struct Shape {
   dim3 block;
   int shared_bytes = 0;
   /// Not 0: blocks start, and threads go on, in an order drawn from it. Results must not depend on
-  /// it where the kernel orders its threads. 0: $CUDA_EMULATION_SEED, if it is set.
+  /// it where the kernel orders its threads. 0: $MARLIN_CUDA_EMULATION_SEED, if it is set.
   uint32_t seed = 0;
 };
 
