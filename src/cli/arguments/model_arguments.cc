@@ -97,7 +97,7 @@ Result<std::optional<DType>> KvCacheArgument::Type() const {
 
 void GpuLayersArgument::Declare(ArgumentList& arguments) {
   arguments.Option("--gpu-layers", &count_, "N|auto",
-                   "The last N layers on the GPU, the others on the CPU; default auto: that fit");
+                   "The last N layers on the GPU, the others on the CPU; auto: those that fit");
 }
 
 Result<int64_t> GpuLayersArgument::Count() const {
