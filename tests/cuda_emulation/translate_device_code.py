@@ -29,7 +29,7 @@ DYNAMIC_SHARED = re.compile(rf"extern\s+__shared__\s+(?:{ALIGNMENT}\s+)?([\w:]+)
 STATIC_SHARED = re.compile(
     rf"__shared__\s+(?:{ALIGNMENT}\s+)?((?:typename\s+)?[\w:]+(?:<[^;]*?>)?[\s*]+)"
     r"(\w+)((?:\[[^;]*?\])*);")
-# What surrounds the instruction of a block.
+# The braces around the instruction of a block.
 AROUND = ("{", "}", ".reg", "setp", "selp", "@")
 
 

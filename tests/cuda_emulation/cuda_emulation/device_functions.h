@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #include "cuda_emulation/runtime.h"
 
@@ -132,33 +133,23 @@ inline size_t __cvta_generic_to_shared(const void* pointer) {
 }
 template <typename T>
 T atomicAdd(T* to, std::type_identity_t<T> term) {
-  const T before = *to;
-  *to = before + term;
-  return before;
+  return std::exchange(*to, static_cast<T>(*to + term));
 }
 template <typename T>
 T atomicMax(T* to, std::type_identity_t<T> other) {
-  const T before = *to;
-  *to = std::max(before, other);
-  return before;
+  return std::exchange(*to, std::max(*to, other));
 }
 template <typename T>
 T atomicMin(T* to, std::type_identity_t<T> other) {
-  const T before = *to;
-  *to = std::min(before, other);
-  return before;
+  return std::exchange(*to, std::min(*to, other));
 }
 template <typename T>
 T atomicOr(T* to, std::type_identity_t<T> bits) {
-  const T before = *to;
-  *to = before | bits;
-  return before;
+  return std::exchange(*to, static_cast<T>(*to | bits));
 }
 template <typename T>
 T atomicExch(T* to, std::type_identity_t<T> value) {
-  const T before = *to;
-  *to = value;
-  return before;
+  return std::exchange(*to, value);
 }
 template <typename T>
 T atomicCAS(T* to, std::type_identity_t<T> expected, std::type_identity_t<T> value) {

@@ -85,7 +85,7 @@ inline void mbarrier_test_wait_parity_shared_cta_b64(const char* text, uint32_t 
 inline void fence_mbarrier_init_release_cluster(const char*) {}
 inline void fence_proxy_async_shared_cta(const char*) {}
 
-// What belongs to a launch: one runs at a time.
+// The state of a launch, of which one runs at a time.
 inline void griddepcontrol_wait(const char*) {}
 inline void griddepcontrol_launch_dependents(const char*) {}
 template <typename T>

@@ -21,6 +21,7 @@
 #include "model/mixer.h"
 #include "random_model.h"
 #include "remote_backend.h"
+#include "two_sequences.h"
 
 namespace marlin::host_layers_test {
 namespace {
@@ -60,28 +61,12 @@ class HostLayersOf : public ::testing::TestWithParam<const char*> {
 
   /// All logits of two sequences in several calls, one of which takes several passes.
   static std::vector<float> RunCalls(const Model& model) {
-    const int64_t vocab = model.info().vocab_size;
-    const Tokens tokens = TextOf(model, 700);
-    Sequence a = *model.NewSequence({.truncatable = false});
-    Sequence b = *model.NewSequence();
-    std::vector<float> all;
-    const auto call = [&](int64_t of_a, int64_t of_b, bool all_logits) {
-      const auto part = [&](const Sequence& sequence, int64_t count) {
-        return std::span(tokens).subspan(static_cast<size_t>(sequence.length()),
-                                         static_cast<size_t>(count));
-      };
-      const SequenceInput inputs[] = {{&a, part(a, of_a)}, {&b, part(b, of_b), all_logits}};
-      const int64_t rows = 1 + (all_logits ? of_b : 1);
-      std::vector<float> logits(static_cast<size_t>(rows * vocab));
-      const Status status = model.Forward(inputs, {logits.data(), DType::kF32, {rows, vocab}});
-      EXPECT_TRUE(status.ok()) << status.message();
-      all.insert(all.end(), logits.begin(), logits.end());
-    };
-    call(2, 20, true);
-    call(530, 1, false);
-    EXPECT_TRUE(b.Truncate(7).ok());
-    call(1, 3, true);
-    return all;
+    testing::TwoSequences two(model, 700);
+    two.Forward(2, 20, true);
+    two.Forward(530, 1, false);
+    EXPECT_TRUE(two.b.Truncate(7).ok());
+    two.Forward(1, 3, true);
+    return two.logits;
   }
 
   /// Texts that are drawn.

@@ -17,6 +17,7 @@
 #include "model/placement.h"
 #include "random_model.h"
 #include "remote_backend.h"
+#include "two_sequences.h"
 
 namespace marlin::remote_model_test {
 namespace {
@@ -34,28 +35,12 @@ Model OpenOn(const Device& device, const std::string& path) {
 
 /// Runs two sequences as a batch, in several calls; returns all logits, concatenated.
 std::vector<float> RunCalls(const Model& model) {
-  const int64_t vocab = model.info().vocab_size;
-  const std::vector<int32_t> tokens = testing::TokensBelow(static_cast<int32_t>(vocab), 900);
-  Sequence a = *model.NewSequence({.truncatable = false});
-  Sequence b = *model.NewSequence();
-  std::vector<float> all;
-  const auto call = [&](int64_t of_a, int64_t of_b, bool all_logits) {
-    const auto part = [&](const Sequence& sequence, int64_t count) {
-      return std::span(tokens).subspan(static_cast<size_t>(sequence.length()),
-                                       static_cast<size_t>(count));
-    };
-    const SequenceInput inputs[] = {{&a, part(a, of_a)}, {&b, part(b, of_b), all_logits}};
-    const int64_t rows = 1 + (all_logits ? of_b : 1);
-    std::vector<float> logits(static_cast<size_t>(rows * vocab));
-    const Status status = model.Forward(inputs, {logits.data(), DType::kF32, {rows, vocab}});
-    EXPECT_TRUE(status.ok()) << status.message();
-    all.insert(all.end(), logits.begin(), logits.end());
-  };
-  call(2, 30, true);
-  call(1, 1, false);
-  call(600, 7, true);
-  call(1, 1, false);
-  return all;
+  testing::TwoSequences two(model, 900);
+  two.Forward(2, 30, true);
+  two.Forward(1, 1, false);
+  two.Forward(600, 7, true);
+  two.Forward(1, 1, false);
+  return two.logits;
 }
 
 /// Returns the tokens of a text sampled with every option.

@@ -56,14 +56,9 @@ MARLIN_DEVICE void StoreTurned(uint32_t address, const uint32_t (&r)[4]) {
         "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
         : "memory");
   } else {
-    int lane;
-    asm("mov.u32 %0, %%laneid;" : "=r"(lane));
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const uint32_t column = __shfl_sync(~0u, address, i * 8 + lane / 4);
-      asm volatile("st.shared.u32 [%0], %1;" ::"r"(column + lane % 4 * 4), "r"(TurnMatrix(r[i]))
-                   : "memory");
-    }
+    const uint32_t turned[4] = {TurnMatrix(r[0]), TurnMatrix(r[1]), TurnMatrix(r[2]),
+                                TurnMatrix(r[3])};
+    StoreMatrices(address, turned);
   }
 }
 

@@ -207,7 +207,7 @@ void ExpectApart(const ExpertTilesProblem& problem, const ExpertMmaPlan& plan,
     EXPECT_GE(count, 2);
     EXPECT_LE(count, kMostMmaStages);
   }
-  // What the system keeps of every CTA comes out of the multiprocessor's.
+  // The system's share of every CTA comes out of the multiprocessor's.
   constexpr int kReserved = 1024;
   EXPECT_LE(plan.resident * (plan.shared_bytes + kReserved), device.shared_bytes + kReserved);
 }

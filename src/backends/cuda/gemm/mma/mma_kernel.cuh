@@ -4,7 +4,7 @@
 //   kTokens tokens (mma_mainloop.cuh). An item is an output tile; CTAs of adjacent items share
 //   weights, and a group of token tiles shares its activations, in L2.
 //
-//   What bounds it, per SM and k-iteration of 128, with w warps:
+//   Bounds per SM and k-iteration of 128, with w warps:
 //     memory   w tile_bytes of weights, once for all tokens of a rasterization group
 //     L2       the same and kTokens x 256 bytes of activations
 //     shared   w x kTokens x 256 bytes that ldmatrix reads, at 128 a cycle: half of the time of the

@@ -92,7 +92,7 @@ double MmaStepCycles(const TileProblem& problem, const DeviceShape& device, cons
   const double activations = double{1} * tokens * kTokenBytes;
   const double read = fit.warps * activations / kSharedBytes;
   const double compute = std::max({issue, products, read});
-  // What other CTAs hide: the barrier, and the latency of copies.
+  // Other CTAs hide the barrier and the latency of copies.
   constexpr double kBarrier = 250;
   const double alone = std::max(compute + kBarrier, kMemoryLatency / (fit.stages - 1));
   return std::max({compute, (weights + activations) / kL2Bytes, alone / fit.resident});
