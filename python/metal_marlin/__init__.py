@@ -28,6 +28,7 @@ from ._core import (
     formats,
     supported_model_types,
 )
+from ._core import __version__ as _version
 from .checkpoints import dequantize_model, export_model, import_model, inspect, plan, verify
 from .errors import (
     DeviceLostError,
@@ -97,7 +98,7 @@ from .results import (
 )
 from .text import TextCodec
 
-__version__ = "0.1.0"
+__version__: str = _version
 
 __all__ = [
     "Checkpoint",

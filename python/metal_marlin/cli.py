@@ -49,6 +49,12 @@ def _open(directory: bytes) -> _Codec | _Client:
     return _Codec(directory) if directory else _Client()
 
 
+def _examine(offline: bool) -> str:
+    from .doctor import examine
+
+    return examine(offline)
+
+
 def main() -> int:
     """Runs this process's command line; returns the exit code."""
     # A stream that the caller closed is None, and print(file=None) writes to another.
@@ -59,7 +65,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     # Pass the original bytes: a path need not be UTF-8.
     arguments = [os.fsencode(argument) for argument in sys.argv[1:]]
-    return int(run_command([b"metal-marlin", *arguments], _open, resolve))
+    return int(run_command([b"metal-marlin", *arguments], _open, resolve, _examine))
 
 
 if __name__ == "__main__":

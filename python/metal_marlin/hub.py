@@ -324,7 +324,9 @@ class _Request:
             total = sum(files.sizes[name] for name in wanted)
             cache = constants.HF_HUB_CACHE
             _check_room(Path(cache), total)
-            self._say(f"downloading {self.shown}: {_count(wanted)}, {_size(total)}, to {cache}")
+            self._say(
+                f"downloading {self.shown}: {_count(wanted)}, {shown_size(total)}, to {cache}"
+            )
             # Weights come last: where they are, the small files are.
             with _Progress(self._folder() / "blobs", total, self.quiet, self.verbose):
                 for name in wanted:
@@ -345,9 +347,7 @@ class _Request:
         partial.write_text(files.commit)
         partial.replace(reference)
 
-    def _headers(
-        self, files: _Files, choice: _Choice, fetch: Callable[[str], Path]
-    ) -> Path | None:
+    def _headers(self, files: _Files, choice: _Choice, fetch: Callable[[str], Path]) -> Path | None:
         """A temporary directory with the headers of the weights, whose data are holes; None for
         a quantized model of another program, whose numbers say how its tensors are read."""
         from huggingface_hub import HfApi
@@ -355,7 +355,7 @@ class _Request:
         config = fetch(_CONFIG) if _CONFIG in choice.small else None
         if config is not None and _is_foreign(config.read_bytes()):
             return None
-        size = _size(sum(files.sizes[name] for name in choice.weights))
+        size = shown_size(sum(files.sizes[name] for name in choice.weights))
         self._say(
             f"downloading {self.shown}: config.json and the headers of "
             f"{_count(choice.weights)} ({size})"
@@ -452,7 +452,7 @@ def _count(files: list[str]) -> str:
     return f"{len(files)} file{'s' if len(files) != 1 else ''}"
 
 
-def _size(count: int) -> str:
+def shown_size(count: int) -> str:
     """A number of bytes as 1.53 GB."""
     value, unit = float(count), "B"
     for unit in ("B", "kB", "MB", "GB", "TB"):
@@ -462,14 +462,20 @@ def _size(count: int) -> str:
     return f"{count} B" if unit == "B" else f"{value:.2f} {unit}"
 
 
+def nearest_folder(path: Path) -> Path:
+    """The path itself or the nearest folder above it that exists."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
+
+
 def _check_room(cache: Path, total: int) -> None:
     """Raises FileError where a disk has not enough room."""
-    folder = cache
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    free = shutil.disk_usage(folder).free
+    free = shutil.disk_usage(nearest_folder(cache)).free
     if free < total:
-        raise FileError(f"{cache}: has {_size(free)} free, the download takes {_size(total)}")
+        raise FileError(
+            f"{cache}: has {shown_size(free)} free, the download takes {shown_size(total)}"
+        )
 
 
 @contextlib.contextmanager

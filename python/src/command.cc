@@ -13,6 +13,7 @@
 #include "core.h"
 #include "registrations.h"
 #include "text/chat_request.h"
+#include "text/examination.h"
 #include "text/hub_name.h"
 #include "text/serve_request.h"
 #include "text/text_codec.h"
@@ -192,8 +193,16 @@ ModelResolver ResolverOf(const nb::object& resolve) {
   };
 }
 
+/// examine(offline) -> the findings of `doctor` as JSON; empty for None.
+Examination ExaminationOf(const nb::object& examine) {
+  if (examine.is_none()) return {};
+  return [&examine](bool offline) {
+    return Guarded([&] { return nb::cast<std::string>(examine(offline)); });
+  };
+}
+
 int RunCommand(const std::vector<nb::bytes>& arguments, const nb::object& make_codec,
-               const nb::object& resolve_model) {
+               const nb::object& resolve_model, const nb::object& examine) {
   std::vector<std::string> copies;
   for (const nb::bytes& argument : arguments) {
     copies.emplace_back(argument.c_str(), argument.size());
@@ -210,7 +219,7 @@ int RunCommand(const std::vector<nb::bytes>& arguments, const nb::object& make_c
   };
   const nb::gil_scoped_release released;
   return cli::RunCommandLine(static_cast<int>(copies.size()), argv.data(), factory,
-                             ResolverOf(resolve_model));
+                             ResolverOf(resolve_model), ExaminationOf(examine));
 }
 
 /// (repository, revision, file), or None.
@@ -279,7 +288,7 @@ void BindCommand(nb::module_& module) {
   module.def("destination_recipe", &DestinationRecipe, nb::arg("name"), nb::arg("source"),
              nb::arg("recipe").none());
   module.def("run_command", &RunCommand, nb::arg("arguments"), nb::arg("make_codec"),
-             nb::arg("resolve_model") = nb::none(),
+             nb::arg("resolve_model") = nb::none(), nb::arg("examine") = nb::none(),
              "Runs metal-marlin with these arguments (the program's name first) and returns its "
              "exit code.");
   module.def(

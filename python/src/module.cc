@@ -1,5 +1,6 @@
 // The module _core: errors as exceptions, and the parts of registrations.h.
 #include "core.h"
+#include "marlin/version.h"
 #include "registrations.h"
 
 namespace marlin::python {
@@ -25,6 +26,7 @@ NB_MODULE(_core, module) {
   // Frameworks keep modules alive past the interpreter's end; do not warn users about it.
   nanobind::set_leak_warnings(false);
   module.doc() = "The C++ core of metal_marlin.";
+  module.attr("__version__") = marlin::Version();
   python::TranslateErrors();
   python::BindNames(module);
   python::BindWeights(module);

@@ -7,24 +7,52 @@
 #include <string>
 
 #include "base/checked.h"
-#include "base/parse_number.h"
+#include "base/host/control_groups.h"
+
+#ifdef __APPLE__
+#include <mach/mach.h>
+#endif
 
 namespace marlin {
+namespace {
+
+#ifdef __APPLE__
+std::optional<int64_t> MachineFree(const std::string& /*root*/) {
+  vm_statistics64_data_t pages = {};
+  mach_msg_type_number_t count = HOST_VM_INFO64_COUNT;
+  if (host_statistics64(mach_host_self(), HOST_VM_INFO64, reinterpret_cast<host_info64_t>(&pages),
+                        &count) != KERN_SUCCESS) {
+    return std::nullopt;
+  }
+  const Checked free = Checked(pages.free_count) + Checked(pages.inactive_count);
+  return (free * Checked(sysconf(_SC_PAGESIZE))).Take();
+}
+#else
+/// MemAvailable, which Linux estimates.
+std::optional<int64_t> MachineFree(const std::string& root) {
+  std::ifstream file(root + "/proc/meminfo");
+  std::string name;
+  std::string unit;
+  for (int64_t value = 0; file >> name >> value;) {
+    if (name == "MemAvailable:") return (Checked(value) * Checked(1024)).Take();
+    std::getline(file, unit);
+  }
+  return std::nullopt;
+}
+#endif
+
+}  // namespace
 
 int64_t MemoryBytes() {
   const Checked installed = Checked(sysconf(_SC_PHYS_PAGES)) * Checked(sysconf(_SC_PAGESIZE));
-  int64_t bytes = installed.Take().value_or(INT64_MAX);
-#if defined(__linux__)
-  for (const char* path :
-       {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
-    std::ifstream file(path);
-    std::string text;
-    int64_t limit = 0;
-    // Without a limit the file says "max".
-    if (file >> text && ParseNumber(text, &limit)) bytes = std::min(bytes, limit);
-  }
-#endif
-  return bytes;
+  const int64_t bytes = installed.Take().value_or(INT64_MAX);
+  return std::min(bytes, ReadGroupLimits().memory.value_or(INT64_MAX));
+}
+
+std::optional<int64_t> FreeMemoryBytes(const std::string& root) {
+  const std::optional<int64_t> free = MachineFree(root);
+  const std::optional<int64_t> left = ReadGroupLimits(root).left;
+  return free && left ? std::min(free, left) : free ? free : left;
 }
 
 }  // namespace marlin

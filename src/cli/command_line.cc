@@ -280,11 +280,8 @@ std::vector<DeclaredCommand> DeclareAll(std::span<const CommandEntry> entries) {
   return declared;
 }
 
-/// Two programs have this command's name.
 std::string VersionText(const Console& console) {
-  return fmt::format("metal-marlin {} ({})", Version(),
-                     console.text_codecs() ? "Python package, with tokenizers"
-                                           : "C++ program, without tokenizers");
+  return fmt::format("metal-marlin {} ({})", Version(), ProgramName(console));
 }
 
 /// The words of a command line with "--name=" as two, "--name" and "": CLI11 takes the next word
@@ -353,9 +350,10 @@ int RunCaught(int argc, char** argv, const ModelResolver& resolver, Console& con
 std::vector<DeclaredCommand> DeclareCommands() { return DeclareAll(AllCommands()); }
 
 int RunCommandLine(int argc, char** argv, const TextCodecFactory& text_codecs,
-                   const ModelResolver& model_resolver) {
+                   const ModelResolver& model_resolver, const Examination& examination) {
   Console console;
   console.set_text_codecs(text_codecs);
+  console.set_examination(examination);
   // If the arguments cannot be parsed, the error still takes the form that --json requests.
   for (int i = 1; i < argc && std::string_view(argv[i]) != "--"; ++i) {
     if (std::string_view(argv[i]) == "--json") console.set_json(true);

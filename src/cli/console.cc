@@ -145,4 +145,9 @@ int Console::Finish(const Status& status) {
   return ExitCode(status.code());
 }
 
+std::string_view ProgramName(const Console& console) {
+  return console.text_codecs() ? "Python package, with tokenizers"
+                               : "C++ program, without tokenizers";
+}
+
 }  // namespace marlin::cli

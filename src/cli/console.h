@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "marlin/status.h"
+#include "text/examination.h"
 #include "text/text_codec.h"
 
 namespace marlin::cli {
@@ -23,6 +24,10 @@ struct CollectedOutput {
   Status status;                                                   ///< Its result.
   std::function<void(int64_t done, int64_t total)> progress = {};  ///< Hears of long work.
 };
+
+/// The command that has tokenizers and downloads, and where to get it.
+inline constexpr std::string_view kPythonCommand =
+    ".venv/bin/metal-marlin after ./dev build, or pip install .";
 
 class Console {
  public:
@@ -48,6 +53,10 @@ class Console {
   /// The tokenizer factory; empty in the command without one.
   const TextCodecFactory& text_codecs() const { return text_codecs_; }
   void set_text_codecs(TextCodecFactory factory) { text_codecs_ = std::move(factory); }
+
+  /// Examines the program that embeds the command; empty in the command itself.
+  const Examination& examination() const { return examination_; }
+  void set_examination(Examination examination) { examination_ = std::move(examination); }
 
   /// Writes text or a document to stdout. A closed reader is not an error. Escapes text from files
   /// and models for terminals: anything but printable characters, newlines and tabs becomes \xNN.
@@ -78,6 +87,7 @@ class Console {
 
   CollectedOutput* collected_ = nullptr;
   TextCodecFactory text_codecs_;
+  Examination examination_;
   bool reader_gone_ = false;
   bool printed_document_ = false;
   bool json_ = false;
@@ -85,5 +95,8 @@ class Console {
   bool quiet_ = false;
   bool verbose_ = false;
 };
+
+/// "C++ program, without tokenizers": two programs have this command's name.
+std::string_view ProgramName(const Console& console);
 
 }  // namespace marlin::cli

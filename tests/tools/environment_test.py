@@ -12,6 +12,7 @@ PAGE = ROOT / "docs/howto/environment.md"
 PRODUCT = ("include", "src", "metal_sim/src", "metal_sim/include", "python")
 OTHERS = ("tests", "tools", "bench", "dev", ".ci", "metal_sim/tests")
 SOURCES = {".cc", ".h", ".cu", ".cuh", ".mm", ".py", ".sh", ""}
+NAMES = ROOT / "src/base/host/variables.def"
 ONLY_READER = ROOT / "src/base/environment.cc"
 # Starts a process, which gets some variables of this one.
 PARENT = ROOT / "python/metal_marlin/chat_template.py"
@@ -43,6 +44,9 @@ class Environment(unittest.TestCase):
     def setUp(self) -> None:
         users, _, builders = PAGE.read_text(encoding="utf-8").partition("## Builds")
         rows = "\n".join(line.split("|")[1] for line in users.splitlines() if line[:2] == "| ")
+        builder_rows = "\n".join(line.split("|")[1] for line in builders.splitlines()
+                                 if line[:2] == "| ")
+        self.builders = set(re.findall(r"`(\w+)`", builder_rows))
         self.users = set(re.findall(r"`(\w+)`", rows))
         self.named = set(re.findall(r"`([A-Z_]{3,})`", users + builders))
 
@@ -51,6 +55,14 @@ class Environment(unittest.TestCase):
         found = {name for path, text in texts(*PRODUCT)
                  for name in re.findall(r"\"(METAL_MARLIN_\w+)\"", text)}
         self.assertEqual(found, self.users)
+
+    def test_doctor_knows_both_tables(self) -> None:
+        known = re.findall(r"^MARLIN_VARIABLE\((\w+), (\w+)\)$", NAMES.read_text(), re.MULTILINE)
+        users = {name for name, user in known if user == "kProduct"}
+        self.assertEqual({name for name in users if not name.startswith("METAL_SIM_")}, self.users)
+        builders = {name for name, user in known if user == "kBuilds"}
+        self.assertEqual(builders, self.builders)
+        self.assertLessEqual(users, self.named)
 
     def test_no_other_prefix(self) -> None:
         for path, text in texts(*PRODUCT):

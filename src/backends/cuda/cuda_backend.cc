@@ -363,6 +363,13 @@ int DeviceCount() {
   return 0;
 }
 
+CudaBuild GetCudaBuild() {
+  CudaBuild build = {.codes = BuiltCodes()};
+  if (cudaRuntimeGetVersion(&build.runtime) != cudaSuccess) cudaGetLastError();
+  if (cudaDriverGetVersion(&build.driver) != cudaSuccess) cudaGetLastError();
+  return build;
+}
+
 Result<std::unique_ptr<Backend>> OpenCuda(std::string_view name) {
   int index = 0;
   if (name == "cuda") {
@@ -381,11 +388,8 @@ Result<std::unique_ptr<Backend>> OpenCuda(std::string_view name) {
     cudaGetLastError();
     const std::string why = error == cudaSuccess ? std::to_string(count) + " found"
                                                  : std::string(cudaGetErrorString(error));
-    int driver = 0;
-    int runtime = 0;
-    cudaDriverGetVersion(&driver);
-    cudaRuntimeGetVersion(&runtime);
-    return Status(Code::kUnsupported, NoDevice(name, why, driver, runtime));
+    const CudaBuild build = GetCudaBuild();
+    return Status(Code::kUnsupported, NoDevice(name, why, build.driver, build.runtime));
   }
   cudaDeviceProp properties;
   if (cudaGetDeviceProperties(&properties, index) != cudaSuccess) {

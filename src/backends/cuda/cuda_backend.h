@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <string_view>
 
 #include "plan/gemm/backend.h"
@@ -14,5 +15,13 @@ int DeviceCount();
 /// Opens "cuda" (the calling thread's current device) or "cuda:N". Errors: kInvalidArgument for a
 /// malformed name, kUnsupported with the reason for a device that is absent or too old.
 Result<std::unique_ptr<Backend>> OpenCuda(std::string_view name);
+
+/// The versions of CUDA that this build and the driver are for.
+struct CudaBuild {
+  std::string codes;  ///< As BuiltCodes(); empty in builds without CUDA.
+  int runtime = 0;    ///< The build's version of CUDA, 12040 for 12.4; 0 without CUDA.
+  int driver = 0;     ///< The latest version that the driver runs; 0 without a driver.
+};
+CudaBuild GetCudaBuild();
 
 }  // namespace marlin::cuda

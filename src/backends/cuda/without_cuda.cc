@@ -15,6 +15,8 @@ Status BuiltWithoutCuda(std::string_view name) {
 
 int DeviceCount() { return 0; }
 
+CudaBuild GetCudaBuild() { return {}; }
+
 Result<std::unique_ptr<Backend>> OpenCuda(std::string_view name) { return BuiltWithoutCuda(name); }
 
 Result<std::unique_ptr<GraphTimer>> OpenGraphTimer(std::string_view device) {

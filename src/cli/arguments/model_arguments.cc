@@ -243,11 +243,10 @@ Result<std::vector<int32_t>> ReadTokens(const std::string& path) {
 
 Status CheckHasCodec(const Console& console, std::string_view option, std::string_view ids) {
   if (console.text_codecs()) return {};
-  return Status(
-      Code::kUnsupported,
-      fmt::format("{}: needs a tokenizer, which the Python package's command has: "
-                  ".venv/bin/metal-marlin after ./dev build, or pip install .{}",
-                  option, ids.empty() ? "" : fmt::format("; {} takes token ids instead", ids)));
+  return Status(Code::kUnsupported,
+                fmt::format("{}: needs a tokenizer, which the Python package's command has: {}{}",
+                            option, kPythonCommand,
+                            ids.empty() ? "" : fmt::format("; {} takes token ids instead", ids)));
 }
 
 void SpecialTokensArgument::Declare(ArgumentList& arguments) {

@@ -5,12 +5,11 @@ namespace {
 
 constexpr int kLeastCapability = 80;
 
-/// "12.4" for 12040.
+}  // namespace
+
 std::string VersionName(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }
-
-}  // namespace
 
 std::string CapabilityName(int capability) {
   return std::to_string(capability / 10) + "." + std::to_string(capability % 10);

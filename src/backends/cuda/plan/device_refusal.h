@@ -25,6 +25,9 @@ std::string RefusalOf(const DeviceSupport& device);
 /// cudaRuntimeGetVersion give them, where the driver is older than the build; 0: unknown.
 std::string NoDevice(std::string_view name, std::string_view why, int driver, int runtime);
 
+/// "12.4" for 12040, a version as cudaDriverGetVersion gives it.
+std::string VersionName(int version);
+
 /// "8.0" for 80.
 std::string CapabilityName(int capability);
 
