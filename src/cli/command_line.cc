@@ -186,8 +186,8 @@ struct GeneralFlags {
     arguments.Group(kGeneralGroup);
     if (!arguments.models().empty()) {
       arguments.Flag("--offline", &offline,
-                     "Download nothing: a model org/name[@revision][:file] of the Hugging Face "
-                     "Hub is read from its cache");
+                     "Download nothing: read models of the Hugging Face Hub, "
+                     "org/name[@revision][:file], from its cache");
     }
     arguments.Flag("--json", &json, "Print one JSON document on stdout and nothing else");
     arguments.Flag("-q,--quiet", &quiet, "Print no progress and no messages");

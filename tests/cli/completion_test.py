@@ -86,10 +86,11 @@ class Completion(CommandTestCase):
     def test_paths(self) -> None:
         (self.directory / "my model").mkdir()
         (self.directory / "my.json").touch()
-        for words in (["inspect"], ["quantize", "m", "-o"], ["quantize", "m", "--override"],
+        for words in (["inspect"], ["quantize", "m", "-o"], ["quantize", "m", "--imatrix"],
                       ["generate", "--prompts"]):
             self.assertEqual(sorted(self.offers(*words, "my")), ["my model", "my.json"])
-        self.assertEqual(self.offers("devices", ""), [])
+        for words in (["devices"], ["quantize", "m", "--override"], ["bench", "gemm", "--shape"]):
+            self.assertEqual(self.offers(*words, ""), [])
         # A recipe is a name or a file.
         self.assertEqual(self.offers("quantize", "m", "--recipe", "default_m"), ["default_moe"])
         self.assertIn("my.json", self.offers("quantize", "m", "--recipe", ""))
@@ -117,6 +118,52 @@ class Completion(CommandTestCase):
                 path = pathlib.Path(self.directory, f"script.{shell}")
                 path.write_text(script)
                 subprocess.run([interpreter, "-n", path], check=True)
+
+    def interpreter(self, shell: str) -> tuple[str, str]:
+        """The shell, and the path of its script."""
+        path = pathlib.Path(self.directory, f"script.{shell}")
+        path.write_text(self.succeed("completion", shell))
+        return shutil.which(shell) or self.skipTest(f"no {shell}"), str(path)
+
+    def test_fish_offers_the_same(self) -> None:
+        fish, path = self.interpreter("fish")
+        (self.directory / "my.json").touch()
+        for words in ("qu", "bench ge", "quantize m --gro", "quantize m --format nf",
+                      "bench gemm --format nf", "convert x --to gp", "completion ", "devices ",
+                      "quantize m --imatrix my", "inspect my", "quantize m --group-size ",
+                      "bench --js"):
+            ask = f"source {path}; complete -C 'metal-marlin {words}'"
+            done = subprocess.run([fish, "--no-config", "-c", ask], capture_output=True, text=True,
+                                  check=True, cwd=self.directory,
+                                  env={**os.environ, "HOME": str(self.directory)})
+            self.assertEqual(done.stderr, "")
+            offered = {line.partition("\t")[0] for line in done.stdout.splitlines()}
+            self.assertEqual(offered, set(self.offers(*words.split(" "))), words)
+
+    def test_zsh_asks_for_the_same(self) -> None:
+        """With stand-ins for the functions of its completion system, which needs a terminal."""
+        zsh, path = self.interpreter("zsh")
+        ask = ("compdef() { }; compadd() { print -rl -- ${@:#--} }; "
+               "_describe() { print -rl -- ${(P)2%%:*} }; "
+               "_arguments() { print -rl -- \"$@\" }; "
+               f"source {path}; words=(\"$@\"); CURRENT=$#; _metal_marlin")
+
+        def offers(*words: str) -> list[str]:
+            done = subprocess.run([zsh, "-f", "-c", ask, "zsh", "metal-marlin", *words],
+                                  capture_output=True, text=True, check=True, cwd=self.directory)
+            self.assertEqual(done.stderr, "")
+            return done.stdout.splitlines()
+
+        names = set(self.offers("")) - {"--help", "--version"}
+        self.assertEqual(set(offers("")), names)
+        self.assertEqual(offers("--"), ["--help", "--version"])
+        for command in ("quantize", "convert", "devices", "bench gemm"):
+            words = command.split()
+            options = {spec[1:].partition("[")[0] for spec in offers(*words, "--")
+                       if spec.startswith("*-")}
+            self.assertLessEqual(set(self.offers(*words, "--")), options)
+        self.assertIn("*--to[plain, compressed-tensors, gptq, awq, mlx, gguf]:LAYOUT:"
+                      "(plain compressed-tensors gptq awq mlx gguf)", offers("export", "x"))
 
     def test_wrong_use(self) -> None:
         self.refuse(USAGE, "completion", says=("SHELL is required",))

@@ -15,9 +15,9 @@ MOST_IN_A_GROUP = 13
 class Help(CommandTestCase):
     """What --help prints."""
 
-    def headings(self, command: str) -> dict[str, int]:
+    def headings(self, *command: str) -> dict[str, int]:
         """The headings, in order, and how many entries each has."""
-        sections = re.split(r"^(\S[^\n]*):\n", self.succeed(command, "--help"),
+        sections = re.split(r"^(\S[^\n]*):\n", self.succeed(*command, "--help"),
                             flags=re.MULTILINE)[1:]
         return {name: len(re.findall(r"^  \S", text, re.MULTILINE))
                 for name, text in zip(sections[::2], sections[1::2], strict=True)}
@@ -41,6 +41,35 @@ class Help(CommandTestCase):
         self.assertRegex(text, r"\n  export, convert +Writes")
         self.assertNotRegex(text, r"\n  convert")
         self.assertEqual(self.succeed("convert", "--help"), self.succeed("export", "--help"))
+
+    def commands(self) -> list[tuple[str, ...]]:
+        """Every command, groups and their members included."""
+        def listed(*group: str) -> list[tuple[str, ...]]:
+            text = self.succeed(*group, "--help")
+            names = re.findall(r"^  ([a-z][a-z-]+)(?:, [a-z-]+)* ", text[:text.rindex("\n\n")],
+                               re.MULTILINE)
+            return [(*group, name) for name in names]
+
+        return [*listed(), *listed("bench")]
+
+    def test_every_command_has_short_groups_and_an_example_of_itself(self) -> None:
+        commands = self.commands()
+        self.assertIn(("doctor",), commands)
+        self.assertIn(("bench", "gemm"), commands)
+        for command in commands:
+            text = self.succeed(*command, "--help")
+            example = text[text.rindex("\nExample:\n"):]
+            self.assertIn(f"metal-marlin {' '.join(command)}", example, command)
+            for heading, count in self.headings(*command).items():
+                self.assertLessEqual(count, MOST_IN_A_GROUP, (command, heading))
+            # Every option says what its value is, not only the default.
+            self.assertNotRegex(text, r"(?m)^  -\S.* {2,}Default", command)
+
+    def test_models_may_be_names_of_the_hub(self) -> None:
+        for command in ("quantize", "generate", "serve", "inspect", "chat"):
+            self.assertRegex(re.sub(r"\s+", " ", self.succeed(command, "--help")),
+                             r"Arguments: \w+ [^:]*or org/name, a model of the Hub")
+        self.assertNotIn("org/name", self.succeed("metal-sim", "--help"))
 
     def test_an_alias_is_the_same_command(self) -> None:
         made = self.directory / "made"

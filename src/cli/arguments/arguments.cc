@@ -44,15 +44,15 @@ void ArgumentList::Record(const char* names, DeclaredArgument::Value value, cons
 
 void ArgumentList::Positional(const char* name, std::string* value, const char* help) {
   Record(name, DeclaredArgument::Value::kText, "", help);
-  app_.add_option(name, *value, help)->required()->type_name("");
+  positionals_.emplace_back(value, app_.add_option(name, *value, help)->required()->type_name(""));
 }
 
 void ArgumentList::Positional(const char* name, std::optional<std::string>* value,
                               const char* help) {
   Record(name, DeclaredArgument::Value::kText, "", help);
-  app_.add_option_function<std::string>(
-          name, [value](const std::string& given) { *value = given; }, help)
-      ->type_name("");
+  CLI::Option* const option = app_.add_option_function<std::string>(
+      name, [value](const std::string& given) { *value = given; }, help);
+  positionals_.emplace_back(value, option->type_name(""));
 }
 
 void ArgumentList::Option(const char* names, std::string* value, const char* type,
@@ -110,11 +110,20 @@ void ArgumentList::Exclude(const char* option, const char* group) {
   }
 }
 
+void ArgumentList::SayHub(const void* value) {
+  for (const auto& [place, option] : positionals_) {
+    if (place == value)
+      option->description(option->get_description() + "; or org/name, a model of the Hub");
+  }
+}
+
 void ArgumentList::Model(std::string* value, ModelPart part) {
+  SayHub(value);
   models_.push_back({[value] { return value->empty() ? nullptr : value; }, part});
 }
 
 void ArgumentList::Model(std::optional<std::string>* value, ModelPart part) {
+  SayHub(value);
   models_.push_back({[value] { return value->has_value() ? &**value : nullptr; }, part});
 }
 

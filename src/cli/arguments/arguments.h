@@ -93,11 +93,14 @@ class ArgumentList {
 
  private:
   CLI::Option* Placed(CLI::Option* option) const;
+  /// Adds to the help of a positional that it may be a name of the Hub.
+  void SayHub(const void* value);
   void Record(const char* names, DeclaredArgument::Value value, const char* type, const char* help);
 
   CLI::App& app_;
   const char* group_ = "Options";
   std::vector<ModelArgument> models_;
+  std::vector<std::pair<const void*, CLI::Option*>> positionals_;  ///< The values and options.
   std::vector<DeclaredArgument> declared_;
 };
 

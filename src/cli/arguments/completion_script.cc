@@ -14,14 +14,22 @@ namespace {
 
 using Value = DeclaredArgument::Value;
 
+/// The options that the program has without a command.
+constexpr const char* kProgramOptions = "--help --version";
+
 bool IsPositional(const DeclaredArgument& argument) {
   return !argument.names.front().starts_with('-');
 }
 
-/// Whether a value may be a path: no list says what it is, or a file is one of the choices.
+/// Whether a value may be a path: a positional without a list of its values, or an option whose
+/// value's name in --help says so.
 bool TakesPath(const DeclaredArgument& argument) {
   if (argument.value != Value::kText) return false;
-  return argument.choices.empty() || argument.type.find("FILE") != std::string::npos;
+  if (IsPositional(argument)) return argument.choices.empty();
+  constexpr std::string_view kPaths[] = {"FILE", "DIR", "DST", "FOLDER", "SRC", "MODEL", "RECIPE"};
+  return std::any_of(std::begin(kPaths), std::end(kPaths), [&](std::string_view path) {
+    return argument.type.find(path) != std::string::npos;
+  });
 }
 
 std::string Replaced(std::string_view text, std::string_view letters, std::string_view before) {
@@ -141,7 +149,7 @@ _metal_marlin() {{
   fi
   COMPREPLY=()
   if [[ $COMP_CWORD == 1 ]]; then
-    COMPREPLY=($(compgen -W "{} --help --version" -- "$current"))
+    COMPREPLY=($(compgen -W "{} {}" -- "$current"))
     return
   fi
   case "$command" in
@@ -163,7 +171,7 @@ _metal_marlin() {{
 }}
 complete -o filenames -F _metal_marlin metal-marlin
 )",
-      FirstNames(commands), cases.groups, cases.options, cases.values);
+      FirstNames(commands), kProgramOptions, cases.groups, cases.options, cases.values);
 }
 
 /// One argument of zsh's _arguments, or more for an option with several names.
@@ -187,8 +195,10 @@ std::string ZshArgument(const DeclaredArgument& argument) {
   return fmt::format("{}", fmt::join(specifications, " "));
 }
 
-/// The function that completes the commands of a table and of its groups.
-std::string ZshFunctions(const std::string& name, std::span<const DeclaredCommand> commands) {
+/// The function that completes the commands of a table and of its groups. `options` may stand in
+/// place of a command.
+std::string ZshFunctions(const std::string& name, std::span<const DeclaredCommand> commands,
+                         const std::string& options) {
   std::string names;
   std::string cases;
   std::string groups;
@@ -203,7 +213,7 @@ std::string ZshFunctions(const std::string& name, std::span<const DeclaredComman
       }
     } else {
       const std::string group = name + "_" + command.names.front();
-      groups += ZshFunctions(group, command.commands);
+      groups += ZshFunctions(group, command.commands, OptionWords(command));
       cases += group;
     }
     cases += "\n      ;;\n";
@@ -214,7 +224,11 @@ std::string ZshFunctions(const std::string& name, std::span<const DeclaredComman
   commands=(
 {}  )
   if (( CURRENT == 2 )); then
-    _describe command commands
+    if [[ $words[2] == -* ]]; then
+      compadd -- {}
+    else
+      _describe command commands
+    fi
     return
   fi
   shift words
@@ -223,7 +237,7 @@ std::string ZshFunctions(const std::string& name, std::span<const DeclaredComman
 {}  esac
 }}
 )",
-                      name, names, cases);
+                      name, names, options, cases);
 }
 
 std::string ZshScript(std::span<const DeclaredCommand> commands) {
@@ -236,7 +250,7 @@ else
   compdef _metal_marlin metal-marlin
 fi
 )",
-      ZshFunctions("_metal_marlin", commands));
+      ZshFunctions("_metal_marlin", commands, kProgramOptions));
 }
 
 /// Text in single quotes of fish.
@@ -267,7 +281,12 @@ void AddFishLines(const std::string& group, const DeclaredCommand& command, std:
   for (const DeclaredCommand& member : command.commands) {
     AddFishLines(command.names.front(), member, text);
   }
-  if (!command.commands.empty()) return;
+  if (!command.commands.empty()) {
+    for (const DeclaredArgument& argument : command.arguments) {
+      *text += FishLine("__metal_marlin_expects " + command.names.front(), argument);
+    }
+    return;
+  }
   for (const std::string& name : command.names) {
     for (const DeclaredArgument& argument : command.arguments) {
       *text += FishLine(fmt::format("__metal_marlin_runs{} {}", shown, name), argument);
@@ -279,13 +298,16 @@ std::string FishScript(std::span<const DeclaredCommand> commands) {
   std::string text = R"(# fish completion of metal-marlin, written by: metal-marlin completion fish
 function __metal_marlin_runs
   set -l words (commandline -opc)
-  test (count $words) -gt (count $argv); and test "$words[2..(math (count $argv) + 1)]" = "$argv"
+  set -l last (math (count $argv) + 1)
+  test (count $words) -ge $last; and test "$words[2..$last]" = "$argv"
 end
 function __metal_marlin_expects
   set -l words (commandline -opc)
   test (count $words) -eq (math (count $argv) + 1); and test "$words[2..-1]" = "$argv"
 end
 complete -c metal-marlin -f
+complete -c metal-marlin -n __metal_marlin_expects -s h -l help -d 'Print this help'
+complete -c metal-marlin -n __metal_marlin_expects -l version -d 'Print the version'
 )";
   for (const DeclaredCommand& command : commands) AddFishLines("", command, &text);
   return text;

@@ -98,6 +98,7 @@ Result<std::optional<DType>> KvCacheArgument::Type() const {
 void GpuLayersArgument::Declare(ArgumentList& arguments) {
   arguments.Option("--gpu-layers", &count_, "N|auto",
                    "The last N layers on the GPU, the others on the CPU; auto: those that fit");
+  arguments.Choices({"auto"});
 }
 
 Result<int64_t> GpuLayersArgument::Count() const {
@@ -120,7 +121,8 @@ Result<std::string> DescribeLayers(const Model& model) {
 
 void RunArguments::Declare(ArgumentList& arguments) {
   device_.Declare(arguments, "auto, cpu, cuda, cuda:N, metal or metal-sim");
-  arguments.Option("--threads", &threads_, kThreadRange, "N", "Default: all processors");
+  arguments.Option("--threads", &threads_, kThreadRange, "N",
+                   "Threads of the CPU; default: all processors");
   arguments.Flag("--exact", &exact_, "Keep activations, keys and values in fp32");
   arguments.Flag("--batch-invariant", &batch_invariant_,
                  "Logits independent of batch and passes, bit for bit; slower");
@@ -135,6 +137,7 @@ void RunArguments::Declare(ArgumentList& arguments) {
   gpu_layers_.Declare(arguments);
   arguments.Option("--host-experts", &host_experts_, "N|auto",
                    "Experts of every layer that the CPU computes; auto: those that do not fit");
+  arguments.Choices({"auto"});
   arguments.Option("--frequencies", &frequencies_, "FILE",
                    "With --host-experts: `analyze --routing`'s, to keep frequent ones on the GPU");
 }
@@ -288,7 +291,8 @@ void CorpusArguments::Declare(ArgumentList& arguments) {
                    "Tokens per evaluation window; default 256");
   arguments.Option("--stride", &stride_, WholeRange(), "N",
                    "Tokens between window starts; default: the window");
-  arguments.Option("--max-windows", &max_windows_, WholeRange(), "N", "Default: all");
+  arguments.Option("--max-windows", &max_windows_, WholeRange(), "N",
+                   "Windows to evaluate at most; default: all");
 }
 
 Status CorpusArguments::Check(const Console& console) const {

@@ -76,13 +76,20 @@ Status CheckCaseFits(const bench::BenchCase& bench) {
 
 void ProductArguments::Declare(ArgumentList& arguments) {
   arguments.Option("--format", &formats_, "FORMAT,...",
-                   "Of the weights; default fp4_e2m1; may be repeated");
+                   "Format of the weights; default fp4_e2m1; may be repeated");
+  arguments.Choices(AllFormats(), [](const FormatInfo& format) { return format.name; });
   arguments.Option("--group-size", &group_size_, {.least = 16}, "G",
                    "Weights per scale; default 128");
-  arguments.Option("--scale-dtype", &scale_type_, "TYPE", "fp16, bf16, fp32, e8m0 or e4m3");
-  arguments.Option("--activations", &activation_type_, "TYPE", "bf16, f16 or f32");
-  arguments.Option("--copies", &copies_, {1, 65536}, "N",
-                   "Weight matrices to rotate through; default: 1 GiB of them, 330 MB on a GPU");
+  arguments.Option("--scale-dtype", &scale_type_, "TYPE",
+                   "Type of the scales: fp16, bf16, fp32, e8m0 or e4m3");
+  arguments.Choices(AllScaleTypes(), ScaleTypeName);
+  arguments.Option("--activations", &activation_type_, "TYPE",
+                   "Type of the activations: bf16, f16 or f32");
+  arguments.Choices({"bf16", "f16", "f32"});
+  arguments.Option(
+      "--copies", &copies_, {1, 65536}, "N",
+      "Weight matrices to rotate through, so that none is in a cache; default: 1 GiB of "
+      "them, 330 MB on a GPU");
 }
 
 Status ProductArguments::Read() {

@@ -27,12 +27,6 @@ Result<RecipeOverride> ParseOverride(const std::string& text) {
   return entry;
 }
 
-std::vector<std::string> FormatNames() {
-  std::vector<std::string> names;
-  for (const FormatInfo& format : AllFormats()) names.emplace_back(format.name);
-  return names;
-}
-
 }  // namespace
 
 void RecipeArguments::Declare(ArgumentList& arguments) {
@@ -41,7 +35,7 @@ void RecipeArguments::Declare(ArgumentList& arguments) {
   arguments.Choices({"default_dense", "default_moe", "aggressive_moe"});
   arguments.Option("--format", &format_, "FORMAT",
                    "One format for every attention, MLP and expert matrix");
-  arguments.Choices(FormatNames());
+  arguments.Choices(AllFormats(), [](const FormatInfo& format) { return format.name; });
   arguments.Option("--group-size", &group_size_, {.least = 16}, "G",
                    "Weights per scale, a multiple of 16, for the whole recipe");
   arguments.Option("--scale-dtype", &scale_type_, "TYPE",

@@ -13,6 +13,7 @@ namespace marlin::cli {
 void BaselineArgument::Declare(ArgumentList& arguments) {
   arguments.Option("--against", &names_, "BASELINE",
                    "Dense GEMM of the same run: openblas; on a GPU cublas or torch");
+  arguments.Choices({"openblas", "cublas", "torch"});
 }
 
 Status BaselineArgument::Check(const BenchDevice& device,

@@ -11,12 +11,15 @@
 namespace marlin::cli {
 
 void BenchArguments::Declare(ArgumentList& arguments) {
+  arguments.Group("Measurement");
   device.Declare(arguments, "auto, cpu, cuda, cuda:N or metal");
-  arguments.Option("--threads", &threads, kThreadRange, "N", "Default: all processors");
+  arguments.Option("--threads", &threads, kThreadRange, "N",
+                   "Threads of the CPU; default: all processors");
   arguments.Option("--max-time", &max_time, {.least = 0, .without_least = true}, "S",
                    "Seconds to measure each case at most, and three times at least; default 4");
   arguments.Option("--record", &record, "FILE", "Also writes the JSON document, dated, to FILE");
-  arguments.Option("--commit", &commit, "HASH", "Recorded with the results");
+  arguments.Option("--commit", &commit, "HASH",
+                   "The commit of this program, which the record names");
 }
 
 bench::TimingOptions BenchArguments::Timing() const {
@@ -38,7 +41,9 @@ Status BenchArguments::Report(Console& console, const nlohmann::ordered_json& do
 }
 
 void GemmArguments::Declare(ArgumentList& arguments) {
-  arguments.Option("--accuracy", &accuracy, "ACCURACY", "default, exact or w4a8");
+  arguments.Group("Kernels");
+  arguments.Option("--accuracy", &accuracy, "ACCURACY", "Accuracy class: default, exact or w4a8");
+  arguments.Choices({"default", "exact", "w4a8"});
   arguments.Flag("--batch-invariant", &batch_invariant,
                  "Results of a row do not depend on the other rows");
 }

@@ -12,8 +12,10 @@
 namespace marlin::cli {
 
 void CaseArguments::Declare(ArgumentList& arguments) {
+  arguments.Group("Cases");
   arguments.Option("--shape", &shapes_, "M,N,K", shape_help_);
-  arguments.Option("--shapes", &shapes_file_, "FILE", "One M,N,K a line; # begins a comment");
+  arguments.Option("--shapes", &shapes_file_, "FILE",
+                   "A file with one M,N,K a line; # begins a comment");
   products_.Declare(arguments);
 }
 

@@ -22,7 +22,7 @@ class CaseArguments {
  public:
   /// `op` is the cases' operation, `shape_help` the meaning of M,N,K where it is other than a
   /// GEMM's.
-  explicit CaseArguments(const char* op, const char* shape_help = "May be repeated")
+  explicit CaseArguments(const char* op, const char* shape_help = "A GEMM; may be repeated")
       : op_(op), shape_help_(shape_help) {}
 
   void Declare(ArgumentList& arguments);

@@ -26,11 +26,13 @@ class BenchMoeCommand final : public Command {
   void Declare(ArgumentList& arguments) override {
     cases_.Declare(arguments);
     cases_.DeclareSparsity(arguments);
+    arguments.Group("Experts");
     arguments.Option("--experts", &experts_, {1, 4096}, "N", "Experts of the layer; default 128");
     arguments.Option("--top-k", &top_k_, {1, 4096}, "N", "Experts of a token; default 8");
     arguments.Option("--mix", &mix_, "FORMAT", "Every second expert has this format");
-    arguments.Option("--host-experts", &host_experts_, {0, 4096}, "N",
-                     "The number of experts, the least frequent, on the CPU; against fetching");
+    arguments.Option(
+        "--host-experts", &host_experts_, {0, 4096}, "N",
+        "Experts, the least frequent, that the CPU computes; compared with fetching them");
     trace_.Declare(arguments);
     gemm_.Declare(arguments);
     common_.Declare(arguments);

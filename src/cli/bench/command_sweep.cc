@@ -17,7 +17,7 @@ class BenchSweepCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
     arguments.Option("--count", &count_, {.least = 1}, "N", "Random problems; default 50");
-    arguments.Option("--seed", &seed_, {.least = 0}, "N", "Of the problems; default 1");
+    arguments.Option("--seed", &seed_, {.least = 0}, "N", "Seed of the problems; default 1");
     arguments.Option("--seconds", &seconds_, {.least = 0, .without_least = true}, "S",
                      "Begins no problem after this time; default: no limit");
     arguments.Option("--kernel", &kernel_, "NAME",

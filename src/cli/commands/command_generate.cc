@@ -83,7 +83,8 @@ class GenerateCommand final : public Command {
                      "the CPU 32");
     special_.Declare(arguments);
     arguments.Group("Length");
-    arguments.Option("--max-tokens", &max_tokens_, WholeRange(), "N", "Default 128");
+    arguments.Option("--max-tokens", &max_tokens_, WholeRange(), "N",
+                     "Tokens to generate at most; default 128");
     arguments.Option("--stop", &stops_, "TEXT", "Stop at this text; may be repeated");
     arguments.Flag("--ignore-eos", &ignore_eos_, "Continue past the end token");
     arguments.Group("Sampling");

@@ -87,7 +87,8 @@ class MetalSimCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
     arguments.Positional("FILE", &file_, "A Metal source file");
-    arguments.Option("--kernel", &kernel_, "NAME", "Default: the file's only kernel");
+    arguments.Option("--kernel", &kernel_, "NAME",
+                     "The kernel to run; default: the file's only one");
     arguments.Flag("--list", &list_, "Lists the kernels and their arguments, and runs nothing");
     arguments.Flag("--type-check", &type_check_,
                    "Checks address spaces and types, and runs nothing");

@@ -23,7 +23,8 @@ class PrepareCommand final : public Command {
     arguments.RequiredOption("-o,--output", &output_, "FILE",
                              "The file to write; it appears whole or not at all");
     device_.Declare(arguments, "auto or cpu");
-    arguments.Option("--threads", &threads_, kThreadRange, "N", "Default: all processors");
+    arguments.Option("--threads", &threads_, kThreadRange, "N",
+                     "Threads of the CPU; default: all processors");
     arguments.Flag("--overwrite", &overwrite_, "Replace FILE if it is a prepared-weight file");
   }
 

@@ -103,7 +103,7 @@ class QuantizeCommand final : public Command {
     arguments.Flag("--dry-run", &dry_run_, "Plan and report, write nothing");
     arguments.Option("--shard-size", &shard_size_, "SIZE", "Largest file to write");
     arguments.Option("--layout", &layout_, "LAYOUT",
-                     "Of dense 4-bit codes: k_packed, or marlin_w4 for other programs");
+                     "Layout of dense 4-bit codes: k_packed, or marlin_w4 for other programs");
     arguments.Choices({"k_packed", "marlin_w4"});
     arguments.Option("--write-recipe", &recipe_file_, "FILE", "Also writes the recipe to FILE");
     arguments.Flag("--no-model-card", &no_model_card_, "Write no README.md");

@@ -86,7 +86,7 @@ class ServeCommand final : public Command {
                      "The address to listen at; default 127.0.0.1, which only this machine "
                      "reaches; others need --api-key or --no-api-key");
     arguments.Option("--port", &port_, WholeRange{0, 65535}, "N",
-                     "Default 8000; 0: any that is free");
+                     "The port to listen at; default 8000; 0: any that is free");
     arguments.Option("--api-key", &api_key_, "KEY",
                      "The key that clients must send; also as METAL_MARLIN_API_KEY, which other "
                      "users of this machine cannot see");

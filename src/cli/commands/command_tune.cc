@@ -89,11 +89,14 @@ class TuneCommand final : public Command {
     products_.Declare(arguments);
     arguments.Group("Device");
     device_.Declare(arguments, "auto, cpu, cuda, cuda:N or metal");
-    arguments.Option("--threads", &threads_, kThreadRange, "N", "Default: all processors");
+    arguments.Option("--threads", &threads_, kThreadRange, "N",
+                     "Threads of the CPU; default: all processors");
     arguments.Group("Output");
     arguments.Option("-o,--output", &output_, "FILE",
-                     "Default: the file that the library reads, in the user's config directory");
-    arguments.Option("--commit", &commit_, "HASH", "Recorded in the table");
+                     "The table to write; default: the file that the library reads, in the user's "
+                     "config directory");
+    arguments.Option("--commit", &commit_, "HASH",
+                     "The commit of this program, which the table names");
   }
 
   Status Run(Console& console) override {
