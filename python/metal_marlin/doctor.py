@@ -314,6 +314,17 @@ def token_finding() -> Finding:
     )
 
 
+def _or_error(group: str, name: str, make: Callable[[str], Finding]) -> Finding:
+    """The finding, or what went wrong: a home that is not there, a file that cannot be read."""
+    try:
+        return make(name)
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        return Finding(
+            group, name, "warning", f"{type(error).__name__}: {reason}", "see the reason"
+        )
+
+
 def _hub_findings(offline: bool) -> list[Finding]:
     try:
         from huggingface_hub import constants
@@ -322,12 +333,15 @@ def _hub_findings(offline: bool) -> list[Finding]:
         return []
     from .serve.quantized import cache_folder
 
-    return [
-        hub_finding(offline),
-        folder_finding("downloads", Path(constants.HF_HUB_CACHE), "HF_HUB_CACHE"),
-        folder_finding("serve --quantize", cache_folder(), "XDG_CACHE_HOME"),
-        token_finding(),
-    ]
+    makers: dict[str, Callable[[str], Finding]] = {
+        "network": lambda name: hub_finding(offline),
+        "downloads": lambda name: folder_finding(
+            name, Path(constants.HF_HUB_CACHE), "HF_HUB_CACHE"
+        ),
+        "serve --quantize": lambda name: folder_finding(name, cache_folder(), "XDG_CACHE_HOME"),
+        "token": lambda name: token_finding(),
+    }
+    return [_or_error(_HUB, name, make) for name, make in makers.items()]
 
 
 def findings(offline: bool) -> list[Finding]:

@@ -184,6 +184,19 @@ def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "cannot be written" in finding.found and "HF_HUB_CACHE" in finding.advice
 
 
+def test_an_unreadable_home_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("huggingface_hub")
+
+    def denied(*arguments: object) -> doctor.Finding:
+        raise PermissionError(13, "Permission denied", "/root/.cache")
+
+    monkeypatch.setattr(doctor, "folder_finding", denied)
+    monkeypatch.setattr(doctor, "token_finding", denied)
+    found = {each.name: each for each in doctor._hub_findings(offline=True)}
+    assert found["network"].state in ("ok", "warning")
+    assert "/root/.cache" in found["token"].found and found["downloads"].state == "warning"
+
+
 def test_the_token_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     hub = pytest.importorskip("huggingface_hub")
     monkeypatch.setattr(hub, "get_token", lambda: "hf_secret")

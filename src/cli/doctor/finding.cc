@@ -47,6 +47,12 @@ std::string Wrapped(std::string_view words, size_t indent) {
 
 }  // namespace
 
+std::string ReasonOf(const Status& status, std::string_view name) {
+  const std::string start = std::string(name) + ": ";
+  const std::string& message = status.message();
+  return message.starts_with(start) ? message.substr(start.size()) : message;
+}
+
 std::string_view StateName(Finding::State state) { return kStates[static_cast<size_t>(state)]; }
 
 std::string FindingsText(std::span<const Finding> findings) {

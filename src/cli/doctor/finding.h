@@ -36,6 +36,9 @@ struct Finding {
   std::string advice = {};  ///< Names what to do; empty where nothing is to be done.
 };
 
+/// The message of an error without the name of the device that it begins with.
+std::string ReasonOf(const Status& status, std::string_view name);
+
 /// "ok", "warning", "missing" or "broken".
 std::string_view StateName(Finding::State state);
 

@@ -83,12 +83,6 @@ Finding MemoryFinding(const MachineFacts& facts) {
   return finding;
 }
 
-std::string WithoutName(const Status& status, std::string_view name) {
-  const std::string start = std::string(name) + ": ";
-  const std::string& message = status.message();
-  return message.starts_with(start) ? message.substr(start.size()) : message;
-}
-
 }  // namespace
 
 MachineFacts FindMachine() {
@@ -122,7 +116,7 @@ std::vector<Finding> MetalFindings() {
   if (metal.state != State::kOk) {
 #ifdef __APPLE__
     metal.state = State::kWarning;
-    metal.found = WithoutName(Device::Open("metal").status(), "metal");
+    metal.found = ReasonOf(Device::Open("metal").status(), "metal");
     metal.advice = "see docs/howto/apple-gpus.md; until then models run on the CPU";
 #else
     metal.found = "no Apple GPU here";
@@ -132,7 +126,7 @@ std::vector<Finding> MetalFindings() {
                        "the simulator of an Apple GPU is ready"};
   if (const Result<Device> device = Device::Open("metal-sim"); !device.ok()) {
     simulator.state = State::kMissing;
-    simulator.found = WithoutName(device.status(), "metal-sim");
+    simulator.found = ReasonOf(device.status(), "metal-sim");
     simulator.advice = "only for work on Metal kernels: docs/howto/metal-sim.md";
   }
   return {metal, simulator};

@@ -144,9 +144,7 @@ NvidiaFacts FindNvidia(const std::string& root) {
         {info, device.ok() ? Internals::Impl(*device).backend().free_memory() : 0});
   }
   if (const Result<Device> device = Device::Open("cuda"); !device.ok()) {
-    const std::string& message = device.status().message();
-    const size_t colon = message.find(": ");
-    facts.none = colon == std::string::npos ? message : message.substr(colon + 2);
+    facts.none = ReasonOf(device.status(), "cuda");
   }
   facts.on_bus = CountOnBus(root);
   facts.driver = DriverVersion(root);
