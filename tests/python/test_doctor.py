@@ -132,7 +132,7 @@ def test_every_integration_names_modules_of_this_package() -> None:
 
 
 def test_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    constants = pytest.importorskip("huggingface_hub").constants
+    constants = pytest.importorskip("huggingface_hub.constants")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "https://hub.example")
     asked: list[str] = []
@@ -188,13 +188,13 @@ def test_an_unreadable_home_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> Non
     pytest.importorskip("huggingface_hub")
 
     def denied(*arguments: object) -> doctor.Finding:
-        raise PermissionError(13, "Permission denied", "/root/.cache")
+        raise PermissionError(13, "Permission denied", "/caches/hub")
 
     monkeypatch.setattr(doctor, "folder_finding", denied)
     monkeypatch.setattr(doctor, "token_finding", denied)
     found = {each.name: each for each in doctor._hub_findings(offline=True)}
     assert found["network"].state in ("ok", "warning")
-    assert "/root/.cache" in found["token"].found and found["downloads"].state == "warning"
+    assert "/caches/hub" in found["token"].found and found["downloads"].state == "warning"
 
 
 def test_the_token_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
