@@ -28,7 +28,7 @@ from ._core import (
     formats,
     supported_model_types,
 )
-from ._core import __version__ as _version
+from ._core import version as _version
 from .checkpoints import dequantize_model, export_model, import_model, inspect, plan, verify
 from .errors import (
     DeviceLostError,
@@ -98,7 +98,7 @@ from .results import (
 )
 from .text import TextCodec
 
-__version__: str = _version
+__version__: str = _version()
 
 __all__ = [
     "Checkpoint",

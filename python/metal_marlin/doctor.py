@@ -163,15 +163,15 @@ def package_finding() -> Finding:
     """The package's version as pip knows it, and the library's."""
     where = f"{Path(__file__).parent}, Python {platform.python_version()}"
     known = installed_version("metal-marlin")
-    if known and known != _core.__version__:
+    if known and known != _core.version():
         return Finding(
             _PACKAGE,
             "package",
             "broken",
-            f"pip says version {known}, the library inside is {_core.__version__}; {where}",
+            f"pip says version {known}, the library inside is {_core.version()}; {where}",
             "install it again: pip install --force-reinstall metal-marlin, or ./dev build",
         )
-    return Finding(_PACKAGE, "package", "ok", f"{_core.__version__}, {where}")
+    return Finding(_PACKAGE, "package", "ok", f"{_core.version()}, {where}")
 
 
 def required_finding() -> Finding:

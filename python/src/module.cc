@@ -26,7 +26,7 @@ NB_MODULE(_core, module) {
   // Frameworks keep modules alive past the interpreter's end; do not warn users about it.
   nanobind::set_leak_warnings(false);
   module.doc() = "The C++ core of metal_marlin.";
-  module.attr("__version__") = marlin::Version();
+  module.def("version", &marlin::Version, "The version of the library.");
   python::TranslateErrors();
   python::BindNames(module);
   python::BindWeights(module);

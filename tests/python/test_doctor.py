@@ -65,12 +65,12 @@ def test_versions_compare_by_their_numbers(version: str, least: str, older: bool
 
 def test_the_package_and_the_library_inside(versions: dict[str, str]) -> None:
     assert doctor.package_finding().state == "ok"
-    versions["metal-marlin"] = _core.__version__
+    versions["metal-marlin"] = _core.version()
     assert doctor.package_finding().state == "ok"
     versions["metal-marlin"] = "0.0.1"
     finding = doctor.package_finding()
     assert finding.state == "broken" and finding.advice
-    assert "0.0.1" in finding.found and _core.__version__ in finding.found
+    assert "0.0.1" in finding.found and _core.version() in finding.found
 
 
 def test_needed_packages(versions: dict[str, str]) -> None:
