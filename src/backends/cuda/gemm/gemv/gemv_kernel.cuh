@@ -256,10 +256,10 @@ MARLIN_DEVICE void FinishUnit(const GemvArguments& args, const GemvBlock<kStrips
 template <CodeKind kKind, typename T, int kStrips, typename Stream>
 MARLIN_DEVICE void RequestByLanes(const GemvArguments& args, const GemvBlock<kStrips>& block,
                                   Stream& stream, uint32_t base) {
-  const int thread = static_cast<int>(threadIdx.x);
   stream.Refill(RingStage{block.ring});
-  if (thread < args.pieces) {
-    InitBarrier(block.arrived + 8 * thread, static_cast<int>(blockDim.x));
+  // One lane of a warp: compute-sanitizer takes the addresses of all lanes for mbarriers.
+  if (block.lane == 0 && block.warp < args.pieces) {
+    InitBarrier(block.arrived + 8 * block.warp, static_cast<int>(blockDim.x));
   }
   __syncthreads();
   CopyActivations(args, block.first_tile * kTileK, block.activations, block.arrived);
