@@ -185,6 +185,7 @@ class TokenAttention {
     uint32_t* const mine =
         parts + (KvHead() * args_.attention_splits + Tables{args_}.Scratch().split) * PartWords();
     if (Part().first_block >= Part().end_block) {
+      AllowCopies(args_, Phase::kOut);
       if (KvHead() < args_.kv_heads) PublishNothing(mine, tag);
       // The copying threads must not fall behind, here either.
       AwaitLayer(args_, LayerBarrier::kKeys, index);
@@ -192,6 +193,8 @@ class TokenAttention {
     }
     PrepareHeads();
     SyncFirst<kPersistentThreads>();
+    // Earlier ones would delay the gather.
+    AllowCopies(args_, Phase::kOut);
     const uint32_t queries = SharedAddress(Memory()) + args_.shared.queries;
     const WarpOperands operands = {queries, queries + kMostGroupHeads * KeyRow(), KeyRow(),
                                    ValueRow()};
@@ -272,17 +275,25 @@ class TokenAttention {
     const int key = block * kWarpKeys + row;
     if (key == Position()) return;
     const bool seen = page != nullptr && key >= Part().first_key && key < Position();
+    const int part = (thread & 3) * 16;
 #pragma unroll
     for (int side = 0; side < 2; ++side) {
       const int features = side == 1 ? args_.value_dim : args_.key_dim;
-      const uint32_t to = Row(team, row, side == 1) + (HasCodes() ? features : 0);
-      const uint8_t* const from = page + PlaceOf(key, side == 1);
-      const int bytes = features * args_.cache_bytes;
-#pragma unroll 4
-      for (int at = (thread & 3) * 16; at < bytes; at += 64) {
-        CopyAsync16(to + at, from + at, seen ? 16 : 0);
-      }
+      const uint32_t to = Row(team, row, side == 1) + (HasCodes() ? features : 0) + part;
+      RequestRow(to, page + PlaceOf(key, side == 1) + part, features * args_.cache_bytes - part,
+                 seen ? 16 : 0);
     }
+  }
+  /// Every fourth 16 bytes of `left`; of the most common size without a loop.
+  static MARLIN_DEVICE void RequestRow(uint32_t to, const uint8_t* from, int left, int bytes) {
+    constexpr int kCommon = kMostHeadFeatures * 2 / 64;
+    if (left > (kCommon - 1) * 64 && left <= kCommon * 64) {
+#pragma unroll
+      for (int i = 0; i < kCommon; ++i) CopyAsync16(to + i * 64, from + i * 64, bytes);
+      return;
+    }
+#pragma unroll 1
+    for (int at = 0; at < left; at += 64) CopyAsync16(to + at, from + at, bytes);
   }
 
   /// Gathers the projections of the group's heads, and of the new key and value: a warp has a head,
@@ -551,21 +562,17 @@ class TokenAttention {
     SoftmaxPart merged;
 #pragma unroll 1
     for (int split = lane_ >> 3; split < Part().active_splits; split += kLanes * kMost) {
-      uint4 sums[kMost];
-      uint4 values[kMost];
+      const int words = PartWords();
+      const int splits = Part().active_splits;
+      const AwaitedQuads<2 * kMost> quads(
+          first + split * words, tag,
+          [&](int i) { return i / 2 * kLanes * words + (i % 2 == 0 ? args_.value_dim : feature); },
+          [&](int i) { return split + i / 2 * kLanes < splits; });
 #pragma unroll
       for (int i = 0; i < kMost; ++i) {
-        if (split + i * kLanes >= Part().active_splits) break;
-        const uint32_t* const from = first + (split + i * kLanes) * PartWords();
-        sums[i] = PollQuad(from + args_.value_dim);
-        values[i] = PollQuad(from + feature);
-      }
-#pragma unroll
-      for (int i = 0; i < kMost; ++i) {
-        if (split + i * kLanes >= Part().active_splits) break;
-        const uint32_t* const from = first + (split + i * kLanes) * PartWords();
-        const float4 known = AwaitQuad(from + args_.value_dim, sums[i], tag);
-        merged.Add({known.x, known.y, AwaitQuad(from + feature, values[i], tag)});
+        if (split + i * kLanes >= splits) break;
+        const float4 known = quads.Value(2 * i);
+        merged.Add({known.x, known.y, quads.Value(2 * i + 1)});
       }
     }
     __syncwarp();
@@ -589,7 +596,7 @@ class TokenAttention {
 MARLIN_DEVICE void CopyKeys(const PersistentArguments& args, int thread) {
 #pragma unroll 1
   for (int layer = 0; layer < args.layer_count; ++layer) {
-    AwaitLayer(args, AllowedOf(Phase::kOut), layer);
+    AwaitLayer(args, LayerBarrier::kMixer, layer);
     AwaitLayer(args, LayerBarrier::kLayer, layer);
     const PersistentLayer& of_keys = Tables{args}.LayerOf(layer);
     TokenAttention<false>(args, of_keys, {of_keys.gemms[0], nullptr, 0}).RequestFirst(thread);

@@ -265,7 +265,9 @@ class DeltaRow : DeltaPlaces {
       write += scratch.dots[0][warp];
       decay += scratch.dots[1][warp];
     }
-    const float a = decay + bias;
+    const float norm = NormFactor(args_, scratch, layer_.attention_epsilon);
+    write *= norm;
+    const float a = __fmaf_rn(decay, norm, bias);
     // The logarithm of 1 + e^a, which above 20 is a in fp32.
     const float soft = a > 20.0f ? a : log1pf(expf(a));
     Inputs().decay = expf(-expf(log_decay) * soft);
@@ -404,7 +406,7 @@ MARLIN_DEVICE void PrepareMixed(const PersistentArguments& args, int phase, uint
   if (begins) {
     AwaitLayer(args, LayerBarrier::kLayer, index);
     AllowCopies(args, Phase::kQkv);
-    AllowCopies(args, Phase::kOut);
+    AllowCopies(args, LayerBarrier::kMixer);
     AwaitLayer(args, LayerBarrier::kKeys, index);
     if (thread == 0) PublishWord(words + args.exchange.arrived + blockIdx.x, 0.0f, tag);
   } else {
@@ -413,6 +415,7 @@ MARLIN_DEVICE void PrepareMixed(const PersistentArguments& args, int phase, uint
   }
   const MixerWords own(args, layer);
   const bool attends = layer.attends != 0;
+  if (!attends) AllowCopies(args, Phase::kOut);
   uint32_t* const mixed = own.words + (attends ? args.exchange.mixed : args.exchange.results);
   uint32_t* const squares = own.words + args.exchange.squares;
   const ProjectedWords projected = {layer.gemms[static_cast<int>(Phase::kQkv)],
@@ -464,7 +467,7 @@ MARLIN_DEVICE void StoreProjected(const PersistentArguments& args, const PhaseGe
 MARLIN_DEVICE void CopyMixers(const PersistentArguments& args, int thread) {
 #pragma unroll 1
   for (int index = 0; index < args.layer_count; ++index) {
-    AwaitLayer(args, AllowedOf(Phase::kOut), index);
+    AwaitLayer(args, LayerBarrier::kMixer, index);
     AwaitLayer(args, LayerBarrier::kLayer, index);
     const PersistentLayer& layer = Tables{args}.LayerOf(index);
     if (layer.attends != 0) {

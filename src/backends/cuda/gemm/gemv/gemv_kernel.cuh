@@ -126,14 +126,15 @@ struct TileProduct {
   using Parameters = StripParameters<kStrips>;
 
   /// Calls `release` once, when the tile has been read: with one group that is before most of the
-  /// MMAs, so that the stage is nearly always being refilled.
-  template <typename Release>
+  /// MMAs, so that the stage is nearly always being refilled. `kGroups`: the tile's groups, if they
+  /// are known; 0: they are the view's.
+  template <int kGroups = 0, typename Release>
   static MARLIN_DEVICE void Run(uint32_t tile, const TileView& view,
                                 const uint32_t (&activations)[kOctets], const TileLane& lane,
                                 const ParameterMode& mode, const Table& table, Sums& acc,
                                 const Release& release) {
     const int tile_bytes = view.tile_bytes;
-    const int groups = view.groups_per_tile;
+    const int groups = kGroups > 0 ? kGroups : view.groups_per_tile;
     const uint32_t first_parameters = tile + TileCodeBytes(kBits) + lane.parameters;
     uint32_t words[2][kRows][kBits];
 #pragma unroll
