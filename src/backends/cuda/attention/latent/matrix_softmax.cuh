@@ -78,7 +78,7 @@ class WarpSoftmax {
     float(&high)[4] = reinterpret_cast<float(&)[4]>(scores[4]);
     StepOperands next;
     next.Load(query, rest, key);
-    // A step's operands are loaded during the products of the one before.
+    // A step's operands are loaded during the previous products.
 #pragma unroll 4
     for (int step = 0; step < key_steps_; ++step) {
       const StepOperands now = next;
