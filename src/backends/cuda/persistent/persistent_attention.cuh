@@ -156,6 +156,19 @@ MARLIN_DEVICE void Rotate(const PersistentArguments& args, float4& head) {
           rotate(head.z, its.z, turn[2]), rotate(head.w, its.w, turn[3])};
 }
 
+/// Copies every fourth 16 bytes of `left`; of the most common size without a loop. `bytes`: 16, or
+/// 0 for zeros.
+MARLIN_DEVICE void RequestRow(uint32_t to, const uint8_t* from, int left, int bytes) {
+  constexpr int kCommon = kMostHeadFeatures * 2 / 64;
+  if (left > (kCommon - 1) * 64 && left <= kCommon * 64) {
+#pragma unroll
+    for (int i = 0; i < kCommon; ++i) CopyAsync16(to + i * 64, from + i * 64, bytes);
+    return;
+  }
+#pragma unroll 1
+  for (int at = 0; at < left; at += 64) CopyAsync16(to + at, from + at, bytes);
+}
+
 /// The attention of a CTA in a layer.
 template <bool kHybrid>
 class TokenAttention {
@@ -284,18 +297,6 @@ class TokenAttention {
                  seen ? 16 : 0);
     }
   }
-  /// Every fourth 16 bytes of `left`; of the most common size without a loop.
-  static MARLIN_DEVICE void RequestRow(uint32_t to, const uint8_t* from, int left, int bytes) {
-    constexpr int kCommon = kMostHeadFeatures * 2 / 64;
-    if (left > (kCommon - 1) * 64 && left <= kCommon * 64) {
-#pragma unroll
-      for (int i = 0; i < kCommon; ++i) CopyAsync16(to + i * 64, from + i * 64, bytes);
-      return;
-    }
-#pragma unroll 1
-    for (int at = 0; at < left; at += 64) CopyAsync16(to + at, from + at, bytes);
-  }
-
   /// Gathers the projections of the group's heads, and of the new key and value: a warp has a head,
   /// a lane four of its features, or eight. Queries become operands; the new key and value go to
   /// the cache, and to shared memory. Rows of queries that no head has are not set: a row of an

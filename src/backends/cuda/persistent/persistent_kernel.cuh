@@ -33,6 +33,13 @@
 
 namespace marlin::cuda {
 
+MARLIN_DEVICE float4 Times(const float4& x, const float4& w) {
+  return {x.x * w.x, x.y * w.y, x.z * w.z, x.w * w.w};
+}
+MARLIN_DEVICE float Dot(const float4& y, const float4& r) {
+  return __fmaf_rn(y.x, r.x, y.y * r.y) + __fmaf_rn(y.z, r.z, y.w * r.w);
+}
+
 /// A CTA of the kernel.
 template <bool kHybrid>
 class PersistentBlock {
@@ -108,17 +115,8 @@ class PersistentBlock {
         AllowCopies(args_, static_cast<Phase>((phase + 1) % kPhases));
       }
       SyncFirst<kPersistentThreads>();
-      if (which == Phase::kQkv) {
-        // Everything of the layer before has been read.
-        PublishArrival(phase / kPhases);
-      } else if (which == Phase::kGates) {
-        Route(phase);
-        if (awaits_router) {
-          AllowCopies(args_, Phase::kGates);
-          AllowCopies(args_, Phase::kDown);
-          SyncFirst<kPersistentThreads>();
-        }
-      }
+      if (which == Phase::kQkv) PublishArrival(phase / kPhases);
+      if (which == Phase::kGates) Route(phase);
       ring_.Begin(phase);
       const Schedule& schedule = tables_.ScheduleOf(tables_.GemmOf(phase));
       auto* const sums = reinterpret_cast<float*>(Memory() + args_.shared.sums);
@@ -305,12 +303,6 @@ class PersistentBlock {
       StoreActivations(args_, i, {0.0f, 0.0f, 0.0f, 0.0f});
     }
   }
-  static MARLIN_DEVICE float4 Times(const float4& x, const float4& w) {
-    return {x.x * w.x, x.y * w.y, x.z * w.z, x.w * w.w};
-  }
-  static MARLIN_DEVICE float Dot(const float4& y, const float4& r) {
-    return __fmaf_rn(y.x, r.x, y.y * r.y) + __fmaf_rn(y.z, r.z, y.w * r.w);
-  }
   /// Stores the sum of a warp's values in its place.
   MARLIN_DEVICE void StoreWarpSum(float value, float* sums) const {
 #pragma unroll
@@ -318,12 +310,13 @@ class PersistentBlock {
     if (thread_ % 32 == 0) sums[thread_ / 32] = value;
   }
 
+  /// Says that this CTA has read everything of the previous layer.
   MARLIN_DEVICE void PublishArrival(int index) const {
     if (thread_ != 0) return;
     PublishWord(Words(index) + args_.exchange.arrived + blockIdx.x, 0.0f, Tag(index));
   }
 
-  /// Routes the token, if the layer has experts.
+  /// Routes the token, if the layer has experts, whose tiles may then be copied.
   MARLIN_DEVICE void Route(int phase) {
     const PersistentLayer& layer = LayerOf(phase);
     const int index = phase / kPhases;
@@ -336,7 +329,11 @@ class PersistentBlock {
     if constexpr (kHybrid) DeltaRow(args_, layer).StoreWindow();
     // Every CTA has read all of the layer before.
     if (awaits) AwaitWord(others, arrived, Tag(index));
-    if (layer.router != nullptr) choice.Route();
+    if (layer.router == nullptr) return;
+    choice.Route();
+    AllowCopies(args_, Phase::kGates);
+    AllowCopies(args_, Phase::kDown);
+    SyncFirst<kPersistentThreads>();
   }
 
   MARLIN_DEVICE void PrepareOut(int phase) {
