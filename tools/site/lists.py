@@ -1,0 +1,35 @@
+"""Lists as Python-Markdown reads them, from lists as code hosts do: the contents of an item begin at
+its text there, and four columns from its mark here; a list may follow a paragraph directly there."""
+
+from __future__ import annotations
+
+import re
+
+_ITEM = re.compile(r" *(?:[-*+]|\d+\.) +")
+_FENCE = re.compile(r" *(```+|~~~+)")
+
+
+def indented(text: str) -> str:
+    """The text with the contents of list items indented by four columns for each level."""
+    result: list[str] = []
+    contents: list[int] = []  # For each open item, the column at which its text begins.
+    fence = ""
+    for line in text.splitlines():
+        indent = len(line) - len(line.lstrip())
+        mark = _FENCE.match(line)
+        if line.strip() and not fence:
+            # The lines of a paragraph need no indentation: only an empty line ends an item.
+            lazy = bool(result and result[-1].strip()) and not _ITEM.match(line) and not mark
+            while contents and indent < contents[-1] and not lazy:
+                contents.pop()
+        column = contents[-1] if contents else 0
+        level = "    " * len(contents)
+        item = _ITEM.match(line) if not fence and indent - column < 4 else None
+        if item:
+            if not contents and result and result[-1].strip():
+                result.append("")
+            contents.append(len(item[0]))
+        if mark:
+            fence = "" if fence and mark[1].startswith(fence) else fence or mark[1]
+        result.append(level + line[min(indent, column):] if line.strip() else "")
+    return "\n".join(result) + "\n"

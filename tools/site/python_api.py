@@ -1,0 +1,64 @@
+"""Reference pages of the Python package: what `metal_marlin` exports, a page per module that defines
+it, and the modules of other frameworks. mkdocstrings fills them from docstrings and the stubs."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+FOLDER = "reference/python"
+# Modules that users import by name; their pages list what `__all__` does, or all that is public.
+MODULES = ("kernels", "errors", "torch", "transformers", "mlx", "mlx_lm", "vllm")
+_CORE = "devices and weights"
+
+
+def exported(init: str) -> dict[str, list[str]]:
+    """The exported names of a package's __init__.py, by the module that defines them."""
+    tree = ast.parse(init)
+    names = next(ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign)
+                 and getattr(node.targets[0], "id", "") == "__all__")
+    origin = {alias.asname or alias.name: node.module or "" for node in tree.body
+              if isinstance(node, ast.ImportFrom) and node.level == 1 for alias in node.names}
+    found: dict[str, list[str]] = {}
+    for name in names:
+        if module := origin[name]:
+            found.setdefault(module, []).append(name)
+    return found
+
+
+def _members(module: str) -> list[str]:
+    """The public functions and classes of a module that has no `__all__`, in order."""
+    tree = ast.parse(module)
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
+            return list(ast.literal_eval(node.value))
+    return [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)
+            and not node.name.startswith("_")]
+
+
+def _summary(module: str) -> str:
+    return (ast.get_docstring(ast.parse(module)) or "").split("\n\n")[0]
+
+
+def pages(root: Path) -> dict[str, str]:
+    """The reference pages, by their address in the site."""
+    package = root / "python/metal_marlin"
+    found = {}
+    for module, names in exported((package / "__init__.py").read_text()).items():
+        if module in MODULES:
+            continue
+        title = _CORE if module == "_core" else module
+        summary = "" if module == "_core" else _summary((package / f"{module}.py").read_text())
+        found[f"{FOLDER}/{title.replace(' ', '-')}.md"] = _page(
+            f"metal_marlin: {title}", summary, [f"metal_marlin.{name}" for name in names])
+    for module in MODULES:
+        text = (package / f"{module}.py").read_text()
+        found[f"{FOLDER}/{module}.md"] = _page(
+            f"metal_marlin.{module}", _summary(text),
+            [f"metal_marlin.{module}.{name}" for name in _members(text)])
+    return found
+
+
+def _page(title: str, summary: str, names: list[str]) -> str:
+    parts = [f"# {title}", summary, *(f"::: {name}" for name in names)]
+    return "\n\n".join(part for part in parts if part) + "\n"
