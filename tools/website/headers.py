@@ -22,8 +22,8 @@ _FORMATS = Path(__file__).resolve().parents[2] / "include/marlin/formats.def"
 
 FOLDER = "reference/cpp"
 _SCOPE = re.compile(r"\s*(?:namespace\s+[\w:]*\s*\{|extern\s*\{|extern\s+\"C\"\s*\{)")
-_TYPE = re.compile(r"(?:template\s*<.*?>\s*)?(?:typedef\s+)?(?:enum class|enum|class|struct|union)\b"
-                   r"(?:\s*\[\[\w+\]\])?\s*(\w+)", re.DOTALL)
+_TYPE = re.compile(r"(?:template\s*<.*?>\s*)?(?:typedef\s+)?"
+                   r"(?:enum class|enum|class|struct|union)\b(?:\s*\[\[\w+\]\])?\s*(\w+)", re.DOTALL)
 _MEMBERS = re.compile(r"(?:template\s*<.*?>\s*)?(?:typedef|enum|class|struct|union)\b", re.DOTALL)
 _TYPEDEF = re.compile(r"(\w+)\s*;\s*$")
 _USING = re.compile(r"(?:template\s*<.*?>\s*)?using\s+(\w+)", re.DOTALL)
@@ -31,7 +31,7 @@ _FUNCTION = re.compile(r"(operator\s*[^\s\w(]+|~?\w+)\s*\(")
 _CONSTANT = re.compile(r"(\w+)\s*(?:\[[^\]]*\]\s*)*(?:=|;|\{)")
 _MACRO = re.compile(r"^#define\s+(MARLIN_\w*[A-Z])\b(?!\s*$)(?:[^\n]*\\\n)*[^\n]*", re.MULTILINE)
 _ACCESS = re.compile(r"^\s*(public|private|protected):", re.MULTILINE)
-# What is code in a sentence: text in quotes with signs, a shape, a constant, a name with "::" or "_".
+# Code in a sentence: text in quotes with signs, a shape, a constant, a name with "::" or "_".
 _CODE = re.compile(r"`[^`]+`|\"[^\"]{1,90}\"|[\w.]*(?:\[[^\[\]]{1,60}\])+|\b(?:\w+::)+\w+(?:\(\))?"
                    r"|\bk[A-Z]\w+|\b(?:\w+\.)*\w+_\w+(?:\.\w+)*(?:\([\w, ]*\)|\*)?")
 _VOCABULARY = {"Status", "Result"}  # In almost every declaration.
@@ -277,11 +277,11 @@ def _as_comment(comment: str) -> str:
 def page(name: str, text: str, types: dict[str, str]) -> str:
     """The reference page of a header; `types` maps a type to its page and anchor."""
     language = "c" if name.startswith("marlin_c") else "cpp"
-    parts = [f"# {name}", prose(file_comment(text)), f"```{language}\n#include \"marlin/{name}\"\n```"]
+    include = f'#include "marlin/{name}"'
+    parts = [f"# {name}", prose(file_comment(text)), f"```{language}\n{include}\n```"]
     here = f"{FOLDER}/{name}.md"
     for declaration in merged(declarations(text)):
-        parts += [f"## {declaration.name} {{ #{declaration.name} }}".replace("operator", "operator "),
-                  prose(declaration.comment),
+        parts += [f"## {declaration.name} {{ #{declaration.name} }}", prose(declaration.comment),
                   f"```{language}\n{declaration.code}\n```"]
         used = sorted({word for word in re.findall(r"\w+", cpp_source.blank(declaration.code))
                        if word in types.keys() - {declaration.name, *_VOCABULARY}})
@@ -298,7 +298,8 @@ def _link(page_uri: str, target: str) -> str:
 
 def pages(root: Path) -> dict[str, str]:
     """The reference page of every public header, by its address in the site."""
-    headers = {path.name: path.read_text() for path in sorted((root / "include/marlin").glob("*.h"))}
+    folder = root / "include/marlin"
+    headers = {path.name: path.read_text() for path in sorted(folder.glob("*.h"))}
     types = {declaration.name: f"{FOLDER}/{name}.md#{declaration.name}"
              for name, text in headers.items() for declaration in merged(declarations(text))
              if declaration.is_type}

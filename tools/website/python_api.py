@@ -1,5 +1,5 @@
-"""Reference pages of the Python package: what `metal_marlin` exports, a page per module that defines
-it, and the modules of other frameworks. mkdocstrings fills them from docstrings and the stubs."""
+"""Reference pages of the Python package: what `metal_marlin` exports, a page per module that
+defines it, and the modules of other frameworks. mkdocstrings fills them from docstrings and stubs."""
 
 from __future__ import annotations
 
@@ -50,15 +50,17 @@ def pages(root: Path) -> dict[str, str]:
         title = _CORE if module == "_core" else module
         summary = "" if module == "_core" else _summary((package / f"{module}.py").read_text())
         found[f"{FOLDER}/{title.replace(' ', '-')}.md"] = _page(
-            f"metal_marlin: {title}", summary, [f"metal_marlin.{name}" for name in names])
+            title, "metal_marlin", summary, [f"metal_marlin.{name}" for name in names])
     for module in MODULES:
         text = (package / f"{module}.py").read_text()
         found[f"{FOLDER}/{module}.md"] = _page(
-            f"metal_marlin.{module}", _summary(text),
+            module, f"metal_marlin.{module}", _summary(text),
             [f"metal_marlin.{module}.{name}" for name in _members(text)])
     return found
 
 
-def _page(title: str, summary: str, names: list[str]) -> str:
-    parts = [f"# {title}", summary, *(f"::: {name}" for name in names)]
+def _page(title: str, module: str, summary: str, names: list[str]) -> str:
+    heading = module if module.endswith(title) else f"{module}: {title}"
+    entries = (f"::: {name}" for name in names)
+    parts = [f"---\ntitle: {title}\n---", f"# {heading}", summary, *entries]
     return "\n\n".join(part for part in parts if part) + "\n"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import fnmatch
 import posixpath
+import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import ConfigurationError
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
@@ -22,6 +25,17 @@ import python_api  # noqa: E402
 ROOT = Path(__file__).resolve().parents[2]
 _HIDDEN = "---\nsearch:\n  exclude: true\nhide:\n  - toc\n---\n\n"
 _paths: dict[str, str] = {}  # Address in the site -> path in the repository.
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Puts the package and the stubs of its compiled part together for the reference."""
+    stubs, package = ROOT / "build/python/_core.pyi", ROOT / "build/site-python/metal_marlin"
+    if not stubs.exists():
+        raise ConfigurationError(f"{stubs.relative_to(ROOT)}: not found; ./dev build makes it")
+    shutil.rmtree(package, ignore_errors=True)
+    shutil.copytree(ROOT / "python/metal_marlin", package)
+    shutil.copy(stubs, package)
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -57,10 +71,16 @@ def _source(config: MkDocsConfig, path: str, uri: str) -> File:
 
 
 def navigation(entries: list[Any], uris: list[str]) -> list[Any]:
-    """Replaces patterns by the pages that match and that no other entry names, in order."""
-    named = _named(entries)
-    left = [uri for uri in uris
-            if uri.endswith(".md") and uri not in named and _paths.get(uri, ".md").endswith(".md")]
+    """Replaces each pattern by the pages of which it is the longest that matches, in order; pages
+    that an entry names and sources are in none."""
+    names = list(_names(entries))
+    patterns = sorted((name for name in names if "*" in name), key=len, reverse=True)
+    found: dict[str, list[str]] = {pattern: [] for pattern in patterns}
+    for uri in sorted(set(uris).difference(names)):
+        if uri.endswith(".md") and _paths.get(uri, ".md").endswith(".md"):
+            pattern = next((part for part in patterns if fnmatch.fnmatch(uri, part)), None)
+            if pattern:
+                found[pattern].append(uri)
 
     def expand(part: list[Any]) -> list[Any]:
         result: list[Any] = []
@@ -68,26 +88,20 @@ def navigation(entries: list[Any], uris: list[str]) -> list[Any]:
             if isinstance(entry, dict):
                 result += [{title: expand(value) if isinstance(value, list) else value}
                            for title, value in entry.items()]
-            elif "*" in entry:
-                matches = sorted(fnmatch.filter(left, entry))
-                left[:] = [uri for uri in left if uri not in matches]
-                result += matches
             else:
-                result.append(entry)
+                result += found.get(entry, [entry])
         return result
 
     return expand(entries)
 
 
-def _named(entries: list[Any]) -> set[str]:
-    found: set[str] = set()
+def _names(entries: list[Any]) -> Iterator[str]:
     for entry in entries:
         if isinstance(entry, dict):
             for value in entry.values():
-                found |= _named(value) if isinstance(value, list) else {value}
+                yield from _names(value if isinstance(value, list) else [value])
         else:
-            found.add(entry)
-    return found
+            yield entry
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:

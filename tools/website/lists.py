@@ -1,11 +1,12 @@
-"""Lists as Python-Markdown reads them, from lists as code hosts do: the contents of an item begin at
-its text there, and four columns from its mark here; a list may follow a paragraph directly there."""
+"""Lists and tables as Python-Markdown reads them, from how code hosts do: there, the contents of an
+item begin at its text, here, four columns from its mark; there, a list may follow a paragraph."""
 
 from __future__ import annotations
 
 import re
 
 _ITEM = re.compile(r" *(?:[-*+]|\d+\.) +")
+_CELL_CODE = re.compile(r"`[^`]*`")
 _FENCE = re.compile(r" *(```+|~~~+)")
 
 
@@ -31,5 +32,8 @@ def indented(text: str) -> str:
             contents.append(len(item[0]))
         if mark:
             fence = "" if fence and mark[1].startswith(fence) else fence or mark[1]
+        # Code in a table has no escapes there.
+        if line.startswith("|") and not fence:
+            line = _CELL_CODE.sub(lambda code: code[0].replace("\\|", "|"), line)
         result.append(level + line[min(indent, column):] if line.strip() else "")
     return "\n".join(result) + "\n"
