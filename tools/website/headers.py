@@ -23,7 +23,8 @@ _FORMATS = Path(__file__).resolve().parents[2] / "include/marlin/formats.def"
 FOLDER = "reference/cpp"
 _SCOPE = re.compile(r"\s*(?:namespace\s+[\w:]*\s*\{|extern\s*\{|extern\s+\"C\"\s*\{)")
 _TYPE = re.compile(r"(?:template\s*<.*?>\s*)?(?:typedef\s+)?"
-                   r"(?:enum class|enum|class|struct|union)\b(?:\s*\[\[\w+\]\])?\s*(\w+)", re.DOTALL)
+                   r"(?:enum class|enum|class|struct|union)\b(?:\s*\[\[\w+\]\])?\s*(\w+)",
+                   re.DOTALL)
 _MEMBERS = re.compile(r"(?:template\s*<.*?>\s*)?(?:typedef|enum|class|struct|union)\b", re.DOTALL)
 _TYPEDEF = re.compile(r"(\w+)\s*;\s*$")
 _USING = re.compile(r"(?:template\s*<.*?>\s*)?using\s+(\w+)", re.DOTALL)

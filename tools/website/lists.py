@@ -18,6 +18,7 @@ def indented(text: str) -> str:
     for line in text.splitlines():
         indent = len(line) - len(line.lstrip())
         mark = _FENCE.match(line)
+        follows_paragraph = not contents and bool(result and result[-1].strip())
         if line.strip() and not fence:
             # The lines of a paragraph need no indentation: only an empty line ends an item.
             lazy = bool(result and result[-1].strip()) and not _ITEM.match(line) and not mark
@@ -27,7 +28,7 @@ def indented(text: str) -> str:
         level = "    " * len(contents)
         item = _ITEM.match(line) if not fence and indent - column < 4 else None
         if item:
-            if not contents and result and result[-1].strip():
+            if follows_paragraph:
                 result.append("")
             contents.append(len(item[0]))
         if mark:

@@ -1,5 +1,5 @@
-"""Reference pages of the Python package: what `metal_marlin` exports, a page per module that
-defines it, and the modules of other frameworks. mkdocstrings fills them from docstrings and stubs."""
+"""Reference pages of the Python package: what `metal_marlin` exports, a page per module, and the
+modules of other frameworks. mkdocstrings fills them from docstrings and stubs."""
 
 from __future__ import annotations
 
