@@ -107,7 +107,7 @@ class Lists(unittest.TestCase):
             "1. a\n\n   ```text\n   b\n   ```\n": "1. a\n\n    ```text\n    b\n    ```\n",
             "- a\n  - b\n    c\n- d\n": "- a\n    - b\n        c\n- d\n",
             "a\n- b\n": "a\n\n- b\n",
-            "- a\nlazy\n\nb\n": "- a\nlazy\n\nb\n",
+            "- a\nlazy\n\nb\n": "- a\n    lazy\n\nb\n",
             "```text\n- a\n  - b\n```\n": "```text\n- a\n  - b\n```\n",
             "    - code\n": "    - code\n",
             "| `a\\|b` | c\\|d |\n": "| `a|b` | c\\|d |\n",
