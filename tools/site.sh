@@ -2,7 +2,8 @@
 # site.sh build|serve: the site of the documents, by the MkDocs in .venv, without a warning.
 set -eu
 cd "$(dirname "$0")/.."
-# With --quiet, MkDocs would not count warnings. Material for MkDocs prints news about MkDocs 2, which pyproject.toml excludes.
+# With --quiet, MkDocs would not count warnings. Its theme prints news about MkDocs 2, which
+# pyproject.toml excludes.
 export NO_MKDOCS_2_WARNING=1
 case ${1:-} in
   build) exec .venv/bin/python -B -m mkdocs build --strict ;;
