@@ -30,22 +30,19 @@ HEAD = """\
 Written by `tools/honest_docs.py` from `docs/claims.json`; `tests/tools/honest_test.py` checks that
 every record and test exists, and that every figure of README is in a record.
 
-| claim | measured in | tested by | what it does not say |
-|---|---|---|---|
-"""
-NEVER = """
 ## What never ran
 
 | never | instead | to end it |
 |---|---|---|
 """
 KERNELS = """
-## By kernel
-
 From [where each kernel has run](../HARDWARE_STATUS.md), which names the devices.
 
 | | kernels | ran on hardware | only simulated, emulated or as code of 8.0 on a newer GPU | never |
 |---|---|---|---|---|
+"""
+CLAIMS = """
+## Claims
 """
 _ROW = re.compile(r"^\| `(marlin_\w+)` \| (.*) \|$", re.MULTILINE)
 # Units of measured figures, with the keys of records that hold them and the factors to those.
@@ -133,19 +130,21 @@ def page() -> str:
     """The text of the page."""
     document = json.loads((ROOT / "docs/claims.json").read_text())
     text = HEAD
+    for never in document["never"]:
+        text += f"| {never['what']} | {never['instead']} | {never['help']} |\n"
+    status = (ROOT / "HARDWARE_STATUS.md").read_text()
+    text += KERNELS + "".join(f"{row}\n" for row in kernel_rows(status)) + CLAIMS
     for claim in document["claims"]:
         records = "; ".join(f"[{record}](../bench/records/{record}) ({origin(record)})"
-                            for record in claim["records"]) or "nothing to measure"
+                            for record in claim["records"])
         tests = ", ".join(_test_name(test) for test in claim["tests"])
         link = claim["page"].removeprefix("docs/") if claim["page"].startswith("docs/") else (
             f"../{claim['page']}")
         said, limits = (claim[part].format(**figures()) for part in ("claim", "limits"))
-        text += f"| [{said}]({link}) | {records} | {tests} | {limits} |\n"
-    text += NEVER
-    for never in document["never"]:
-        text += f"| {never['what']} | {never['instead']} | {never['help']} |\n"
-    status = (ROOT / "HARDWARE_STATUS.md").read_text()
-    return text + KERNELS + "".join(f"{row}\n" for row in kernel_rows(status))
+        text += f"\n**[{said}]({link})**{f' ({limits})' if limits else ''}\n\n"
+        text += f"- measured: {records}\n" if records else ""
+        text += f"- tested: {tests}\n"
+    return text
 
 
 def prose(page: str) -> list[str]:
