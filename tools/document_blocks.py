@@ -24,7 +24,8 @@ RULES = {
     "json": "a file for the commands of its page",
     "metal": "a file for the commands of its page",
     "jinja": "a file for the commands of its page",
-    "sh": "tests/examples/documents_test.py sends its requests to the server of its page",
+    "sh": "a request to the server of its page (documents_test.py) or `python -m metal_marlin...` "
+          "(test_documents.py)",
     "text": "output, or the form of a file",
 }
 # Languages of what is neither code nor a command.
@@ -33,6 +34,7 @@ _FILES = ("json", "metal", "jinja")
 # The address of a page's server in its text; the test's server has another port.
 SERVER = "http://127.0.0.1:8000"
 _SERVE = "$ metal-marlin serve "
+MODULE = "python -m metal_marlin."
 
 
 class Block(NamedTuple):
@@ -84,6 +86,11 @@ def serves(page: str) -> bool:
                for line in block.text.splitlines())
 
 
+def runs_modules(block: Block) -> bool:
+    """Whether all lines of a block run modules of the package."""
+    return all(line.startswith(MODULE) for line in block.text.splitlines())
+
+
 def check(page: str) -> list[tuple[int, str]]:
     """Returns (line, finding) for each block that nothing runs and no marker excuses."""
     findings = []
@@ -94,9 +101,11 @@ def check(page: str) -> list[tuple[int, str]]:
             findings.append((block.line, f"no test runs {block.language or 'plain'!r} blocks: "
                                          "name its language, or begin it with a mark of "
                                          "tools/document_blocks.py"))
-        elif block.language == "sh" and not (serves(page) and block.text.startswith("curl ")):
-            findings.append((block.line, "only curl's requests to the page's server are run: "
-                                         "begin it with a mark of tools/document_blocks.py"))
+        elif block.language == "sh" and not (serves(page) and block.text.startswith("curl ")
+                                             or runs_modules(block)):
+            findings.append((block.line, "only curl's requests to the page's server and modules of "
+                                         "the package are run: begin it with a mark of "
+                                         "tools/document_blocks.py"))
         elif block.language in _FILES and not block.file:
             findings.append((block.line, "no line names the file that this block is"))
         elif block.language == "console":
