@@ -81,6 +81,8 @@ class Headers(unittest.TestCase):
         pages = python_api.pages(ROOT)
         self.assertIn("::: metal_marlin.Model\n\n::: metal_marlin.load\n",
                       pages["reference/python/models.md"])
+        self.assertIn("::: metal_marlin.results.ComparedPerplexity",
+                      pages["reference/python/results.md"])
         self.assertIn("::: metal_marlin.torch.linear", pages["reference/python/torch.md"])
 
 

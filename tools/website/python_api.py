@@ -36,6 +36,16 @@ def _members(module: str) -> list[str]:
             and not node.name.startswith("_")]
 
 
+def _named_types(module: str, exported_names: list[str]) -> list[str]:
+    """The other public classes of a module that annotations of its exported ones name."""
+    classes = {node.name: node for node in ast.parse(module).body if isinstance(node, ast.ClassDef)}
+    annotations = [part.annotation for name in exported_names if name in classes
+                   for part in classes[name].body if isinstance(part, ast.AnnAssign)]
+    named = {node.id for annotation in annotations for node in ast.walk(annotation)
+             if isinstance(node, ast.Name)}
+    return [name for name in classes if name in named and name not in exported_names]
+
+
 def _summary(module: str) -> str:
     return (ast.get_docstring(ast.parse(module)) or "").split("\n\n")[0]
 
@@ -47,10 +57,12 @@ def pages(root: Path) -> dict[str, str]:
     for module, names in exported((package / "__init__.py").read_text()).items():
         if module in MODULES:
             continue
-        title = _CORE if module == "_core" else module
-        summary = "" if module == "_core" else _summary((package / f"{module}.py").read_text())
+        text = "" if module == "_core" else (package / f"{module}.py").read_text()
+        title = module if text else _CORE
+        entries = [f"metal_marlin.{name}" for name in names]
+        entries += [f"metal_marlin.{module}.{name}" for name in _named_types(text, names)]
         found[f"{FOLDER}/{title.replace(' ', '-')}.md"] = _page(
-            title, "metal_marlin", summary, [f"metal_marlin.{name}" for name in names])
+            title, "metal_marlin", _summary(text), entries)
     for module in MODULES:
         text = (package / f"{module}.py").read_text()
         found[f"{FOLDER}/{module}.md"] = _page(
