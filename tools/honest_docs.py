@@ -56,7 +56,7 @@ _UNITS: dict[str, tuple[str, tuple[float, ...]]] = {
 }
 _FIGURE = re.compile(r"(?<![\w.,/+-])(\d[\d,]*(?:\.\d+)?)[ \u00a0]?("
                      + "|".join(sorted("|".join(_UNITS).split("|"), key=len, reverse=True))
-                     + r")(?![\w/])")
+                     + r")(?![\w/]|\s*\d)")
 
 
 def load(record: str) -> dict[str, Any]:

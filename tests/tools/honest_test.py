@@ -78,6 +78,7 @@ class Figures(unittest.TestCase):
                          ["123.456 ms"])
         self.assertEqual(honest_docs.unmeasured("123.456 ms (2026-11-28, commit 1befe6b7)"), [])
         self.assertEqual(honest_docs.unmeasured("```text\n123.456 ms\n```\n`123.456 ms`"), [])
+        self.assertEqual(honest_docs.unmeasured("A matrix of 4097 x 4097."), [])
 
 
 if __name__ == "__main__":
