@@ -12,6 +12,7 @@ from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import ConfigurationError
+from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
@@ -27,6 +28,7 @@ _HIDDEN = "---\nsearch:\n  exclude: true\nhide:\n  - toc\n---\n\n"
 _paths: dict[str, str] = {}  # Address in the site -> path in the repository.
 
 
+@event_priority(100)  # Before mkdocstrings looks for the folder.
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Puts the package and the stubs of its compiled part together for the reference."""
     stubs, package = ROOT / "build/python/_core.pyi", ROOT / "build/site-python/metal_marlin"
