@@ -94,8 +94,10 @@ class Links(unittest.TestCase):
             "[a](../index.md#use) [b](../contents.md) [c](../src/a.cc.md) `[d](../e.md)`\n")
         self.assertEqual(links.rewritten("README.md", "[a](docs/howto/x.md) [b](#c) [d](http://e)"),
                          "[a](howto/x.md) [b](#c) [d](http://e)")
-        self.assertEqual(links.rewritten("docs/x.md", "[h](../include/marlin/moe.h)"),
-                         "[h](reference/cpp/moe.h.md)")
+        self.assertEqual(
+            links.rewritten("docs/x.md",
+                            "[h](../include/marlin/moe.h) [f](../include/marlin/formats.def)"),
+            "[h](reference/cpp/moe.h.md) [f](include/marlin/formats.def.md)")
 
     def test_links_to_a_repository(self) -> None:
         self.assertEqual(links.rewritten("docs/x.md", "[s](../src/a.cc#L3) ![p](images/p.svg)",

@@ -28,7 +28,7 @@ _CODE = re.compile(r"^( *)(```+|~~~+).*?^\1\2[ ]*$|`[^`\n]+`", re.MULTILINE | re
 def uri_of(path: str) -> str:
     """The address in the site of a file of the repository."""
     uri = _RENAMED.get(path, path.removeprefix("docs/"))
-    uri = uri.replace("include/marlin/", "reference/cpp/")  # The pages of headers.py.
+    uri = re.sub(r"^include/marlin/(?=\w+\.h$)", "reference/cpp/", uri)  # Pages of headers.py.
     return f"{uri}.md" if posixpath.splitext(uri)[1] in SOURCES else uri
 
 

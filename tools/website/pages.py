@@ -48,18 +48,18 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     documents = sorted(path.relative_to(ROOT).as_posix() for folder in ("docs", "src")
                        for path in (ROOT / folder).rglob("*.md"))
     external = links.repository(ROOT / "pyproject.toml")
+    style = (Path(__file__).parent / "extra.css").read_text()
+    generated = headers.pages(ROOT) | python_api.pages(ROOT) | {"extra.css": style}
     for path in links.linked(ROOT, ["README.md", *documents]):
         if external and not path.endswith((".md", ".svg", ".png")):
             continue
         uri = links.uri_of(path)
-        if uri.startswith(headers.FOLDER):
+        if uri in generated:
             continue
         _paths[uri] = path
         files.append(_source(config, path, uri) if uri.endswith(".md") and not path.endswith(".md")
                      else File.generated(config, uri, abs_src_path=str(ROOT / path)))
-    generated = headers.pages(ROOT) | python_api.pages(ROOT)
-    style = (Path(__file__).parent / "extra.css").read_text()
-    for uri, content in {**generated, "extra.css": style}.items():
+    for uri, content in generated.items():
         files.append(File.generated(config, uri, content=content))
     config.nav = navigation(config.nav or [], [file.src_uri for file in files])
     return files
