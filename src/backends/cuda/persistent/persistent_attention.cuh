@@ -198,7 +198,6 @@ class TokenAttention {
     uint32_t* const mine =
         parts + (KvHead() * args_.attention_splits + Tables{args_}.Scratch().split) * PartWords();
     if (Part().first_block >= Part().end_block) {
-      AllowCopies(args_, Phase::kOut);
       if (KvHead() < args_.kv_heads) PublishNothing(mine, tag);
       // The copying threads must not fall behind, here either.
       AwaitLayer(args_, LayerBarrier::kKeys, index);
@@ -206,8 +205,6 @@ class TokenAttention {
     }
     PrepareHeads();
     SyncFirst<kPersistentThreads>();
-    // Earlier ones would delay the gather.
-    AllowCopies(args_, Phase::kOut);
     const uint32_t queries = SharedAddress(Memory()) + args_.shared.queries;
     const WarpOperands operands = {queries, queries + kMostGroupHeads * KeyRow(), KeyRow(),
                                    ValueRow()};
@@ -597,7 +594,7 @@ class TokenAttention {
 MARLIN_DEVICE void CopyKeys(const PersistentArguments& args, int thread) {
 #pragma unroll 1
   for (int layer = 0; layer < args.layer_count; ++layer) {
-    AwaitLayer(args, LayerBarrier::kMixer, layer);
+    AwaitLayer(args, AllowedOf(Phase::kOut), layer);
     AwaitLayer(args, LayerBarrier::kLayer, layer);
     const PersistentLayer& of_keys = Tables{args}.LayerOf(layer);
     TokenAttention<false>(args, of_keys, {of_keys.gemms[0], nullptr, 0}).RequestFirst(thread);

@@ -406,7 +406,7 @@ MARLIN_DEVICE void PrepareMixed(const PersistentArguments& args, int phase, uint
   if (begins) {
     AwaitLayer(args, LayerBarrier::kLayer, index);
     AllowCopies(args, Phase::kQkv);
-    AllowCopies(args, LayerBarrier::kMixer);
+    AllowCopies(args, Phase::kOut);
     AwaitLayer(args, LayerBarrier::kKeys, index);
     if (thread == 0) PublishWord(words + args.exchange.arrived + blockIdx.x, 0.0f, tag);
   } else {
@@ -415,7 +415,6 @@ MARLIN_DEVICE void PrepareMixed(const PersistentArguments& args, int phase, uint
   }
   const MixerWords own(args, layer);
   const bool attends = layer.attends != 0;
-  if (!attends) AllowCopies(args, Phase::kOut);
   uint32_t* const mixed = own.words + (attends ? args.exchange.mixed : args.exchange.results);
   uint32_t* const squares = own.words + args.exchange.squares;
   const ProjectedWords projected = {layer.gemms[static_cast<int>(Phase::kQkv)],
@@ -467,7 +466,7 @@ MARLIN_DEVICE void StoreProjected(const PersistentArguments& args, const PhaseGe
 MARLIN_DEVICE void CopyMixers(const PersistentArguments& args, int thread) {
 #pragma unroll 1
   for (int index = 0; index < args.layer_count; ++index) {
-    AwaitLayer(args, LayerBarrier::kMixer, index);
+    AwaitLayer(args, AllowedOf(Phase::kOut), index);
     AwaitLayer(args, LayerBarrier::kLayer, index);
     const PersistentLayer& layer = Tables{args}.LayerOf(index);
     if (layer.attends != 0) {

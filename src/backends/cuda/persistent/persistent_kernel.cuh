@@ -109,11 +109,7 @@ class PersistentBlock {
       // Copies run a phase ahead, but for experts' tiles, which the router chooses.
       const bool awaits_router = routes && (which == Phase::kOut || which == Phase::kGates);
       if (phase == args_.first_phase && which == Phase::kQkv) AllowCopies(args_, Phase::kQkv);
-      if (which == Phase::kQkv) {
-        AllowCopies(args_, LayerBarrier::kMixer);
-      } else if (!awaits_router) {
-        AllowCopies(args_, static_cast<Phase>((phase + 1) % kPhases));
-      }
+      if (!awaits_router) AllowCopies(args_, static_cast<Phase>((phase + 1) % kPhases));
       SyncFirst<kPersistentThreads>();
       if (which == Phase::kQkv) PublishArrival(phase / kPhases);
       if (which == Phase::kGates) Route(phase);

@@ -172,10 +172,9 @@ enum class LayerBarrier : uint8_t {
   kLayer,  ///< Its table, and the weights of attention's norm.
   kMlp,    ///< The weights of its other norm, the CTA's rows of the router, the experts' table.
   kKeys,
-  kMixer,    ///< When what the mixer reads may be copied.
   kAllowed,  ///< The first of one for every phase, whose copies it allows.
 };
-inline constexpr int kLayerBarriers = 4 + kPhases;
+inline constexpr int kLayerBarriers = 3 + kPhases;
 
 /// Offsets in shared memory, in bytes. Attention's parts share the memory of the GEMMs' parts.
 struct PersistentShared {

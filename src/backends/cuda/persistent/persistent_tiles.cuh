@@ -163,11 +163,8 @@ MARLIN_DEVICE LayerBarrier AllowedOf(Phase phase) {
 }
 /// Lets the copying warps fill the places that a phase's copies take. Called by all threads that
 /// compute, after a barrier that follows their last access to what is there.
-MARLIN_DEVICE void AllowCopies(const PersistentArguments& args, LayerBarrier barrier) {
-  if (threadIdx.x < ArrivalsOf(kPersistentThreads)) Arrive(AddressOf(args, barrier));
-}
 MARLIN_DEVICE void AllowCopies(const PersistentArguments& args, Phase phase) {
-  AllowCopies(args, AllowedOf(phase));
+  if (threadIdx.x < ArrivalsOf(kPersistentThreads)) Arrive(AddressOf(args, AllowedOf(phase)));
 }
 
 /// A warp that copies half of the warps' tiles, one warp's per lane; the first one also the layers'
@@ -182,9 +179,9 @@ class TileCopier {
     if (Lane() == kPersistentWarps) {
       for (int i = 0; i < kLayerBarriers; ++i) {
         const auto barrier = static_cast<LayerBarrier>(i);
-        const int arrivals = barrier >= LayerBarrier::kMixer  ? ArrivalsOf(kPersistentThreads)
-                             : barrier == LayerBarrier::kKeys ? kKeyCopiers
-                                                              : 2;  // Both TileCopiers.
+        const int arrivals = barrier >= LayerBarrier::kAllowed ? ArrivalsOf(kPersistentThreads)
+                             : barrier == LayerBarrier::kKeys  ? kKeyCopiers
+                                                               : 2;  // Both TileCopiers.
         InitBarrier(AddressOf(args, barrier), arrivals);
       }
     }
