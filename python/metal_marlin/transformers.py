@@ -22,6 +22,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from ._core import EXPERT_PROJECTIONS, FUSED_EXPERT_PROJECTIONS, check_quantization_config
 from ._torch_quantize import Projection
 from .errors import MalformedFileError, UnsupportedError
+from .linear import dequantize
 from .moe import find_gate_options
 from .torch import KeptMatrix, MarlinExperts, MarlinLinear, MarlinStack
 
@@ -53,6 +54,11 @@ class MetalMarlinConfig(QuantizationConfigMixin):  # type: ignore[misc]
     def to_dict(self) -> dict[str, Any]:
         """The object that save_pretrained writes."""
         return dict(self.content)
+
+    def forget(self, names: set[str]) -> None:
+        """Leaves out modules that are quantized no longer."""
+        self.modules = {name: self.modules[name] for name in self.modules if name not in names}
+        self.content["modules"] = self.modules
 
 
 def _parts(module: dict[str, Any]) -> dict[str, Any]:
@@ -120,6 +126,26 @@ class _Sizes:
         self.width = both // 2
 
 
+class _Table:
+    """An embedding whose stored form is loaded into buffers, and then dequantized into its weight,
+    which transformers looks rows up in and ties a head to."""
+
+    def __init__(self, name: str, embedding: nn.Embedding, module: dict[str, Any]) -> None:
+        _check_shape(name, module, [embedding.embedding_dim, embedding.num_embeddings])
+        self.name, self._embedding = name, embedding
+        self._stored = MarlinStack(*module["shape"], **_parts(module))
+        for part, buffer in self._stored.named_buffers():
+            embedding.register_buffer(part, buffer)
+
+    def fill(self) -> None:
+        """Moves the loaded buffers into the weight."""
+        for part, _ in list(self._stored.named_buffers()):
+            setattr(self._stored, part, self._embedding._buffers.pop(part).to("cpu"))
+        table = torch.from_numpy(dequantize(self._stored.quantized())).T
+        with torch.no_grad():
+            self._embedding.weight.copy_(table)
+
+
 def _gate_options(owner: str, module: Any) -> dict[str, Any]:
     """The options of MarlinExperts for the gate function of transformers' expert module."""
 
@@ -152,6 +178,7 @@ class MetalMarlinQuantizer(HfQuantizer):  # type: ignore[misc]
 
     def _replace_modules(self, model: nn.Module) -> None:
         self._kept: list[tuple[str, str]] = []
+        self._tables: dict[str, _Table] = {}
         renamings = []
         transposed: list[str] = []
         if WeightRenaming is not None:
@@ -204,6 +231,9 @@ class MetalMarlinQuantizer(HfQuantizer):  # type: ignore[misc]
             old = parent.get_submodule(child)
         except AttributeError as error:
             raise UnsupportedError(f"{name}: this model has no such module") from error
+        if isinstance(old, nn.Embedding):
+            self._tables[path] = _Table(name, old, module)
+            return
         if not isinstance(old, nn.Linear):
             raise UnsupportedError(f"{name}: a {type(old).__name__} cannot be quantized here")
         _check_shape(name, module, [old.in_features, old.out_features])
@@ -316,6 +346,7 @@ class MetalMarlinQuantizer(HfQuantizer):  # type: ignore[misc]
                 if hasattr(info, "missing_keys")
                 else result
             )
+            missing -= {f"{path}.weight" for path in self._tables}
             self._checked = True
             for name, got, wanted in sorted(getattr(info, "mismatched_keys", ())):
                 # Otherwise transformers' own report would raise instead.
@@ -336,6 +367,9 @@ class MetalMarlinQuantizer(HfQuantizer):  # type: ignore[misc]
         model.__dict__.pop("_adjust_missing_and_unexpected_keys", None)
         if not self._checked:
             raise UnsupportedError("this version of transformers does not report missing keys")
+        for table in self._tables.values():
+            table.fill()
+        self.quantization_config.forget({table.name for table in self._tables.values()})
         stacks = [module for module in model.modules() if isinstance(module, MarlinStack)]
         for stack in stacks:
             stack.settle()
