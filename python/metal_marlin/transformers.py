@@ -19,7 +19,12 @@ from transformers.quantizers import register_quantization_config, register_quant
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from ._core import EXPERT_PROJECTIONS, FUSED_EXPERT_PROJECTIONS, check_quantization_config
+from ._core import (
+    EXPERT_PROJECTIONS,
+    FUSED_EXPERT_PROJECTIONS,
+    check_quantization_config,
+    without_modules,
+)
 from ._torch_quantize import Projection
 from .errors import MalformedFileError, UnsupportedError
 from .linear import dequantize
@@ -57,8 +62,10 @@ class MetalMarlinConfig(QuantizationConfigMixin):  # type: ignore[misc]
 
     def forget(self, names: set[str]) -> None:
         """Leaves out modules that are quantized no longer."""
-        self.modules = {name: self.modules[name] for name in self.modules if name not in names}
-        self.content["modules"] = self.modules
+        if names:
+            text = without_modules(json.dumps(self.content), sorted(names))
+            self.content = json.loads(text)
+            self.modules = self.content["modules"]
 
 
 def _parts(module: dict[str, Any]) -> dict[str, Any]:

@@ -94,10 +94,6 @@ MixedPrecisionConfig MakeUniform(std::string name, const FormatChoice& choice) {
   return recipe;
 }
 
-bool IsEnd(LayerClass layer_class) {
-  return layer_class == LayerClass::kEmbedding || layer_class == LayerClass::kLmHead;
-}
-
 }  // namespace
 
 MixedPrecisionConfig MixedPrecisionConfig::DefaultDense() {
@@ -122,7 +118,7 @@ Result<MixedPrecisionConfig> MixedPrecisionConfig::Uniform(std::string_view choi
 Result<MixedPrecisionConfig> MixedPrecisionConfig::WithSparsity(Sparsity sparsity) const {
   MixedPrecisionConfig changed = *this;
   for (auto& [layer_class, choice] : changed.classes_) {
-    if (!choice.quantized() || IsEnd(layer_class)) continue;
+    if (!choice.quantized() || IsModelEnd(layer_class)) continue;
     choice.sparsity = sparsity;
     const Result<FormatChoice> possible = ParseFormatChoice(choice.ToString());
     if (!possible.ok()) {
