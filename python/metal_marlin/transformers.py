@@ -344,6 +344,14 @@ class MetalMarlinQuantizer(HfQuantizer):  # type: ignore[misc]
         """Turns missing and unexpected keys into errors instead of warnings."""
         self._checked = False
         adjust = model._adjust_missing_and_unexpected_keys
+        tables = {f"{path}.weight" for path in self._tables}
+
+        def tie_tables(*arguments: Any, **options: Any) -> Any:
+            # Otherwise a table would be missing, and a head that is tied to it as well.
+            for name in tables if options.get("missing_keys") else ():
+                options["missing_keys"].discard(name)
+            # Looked up only now: while a model is made, transformers has another function there.
+            return type(model).tie_weights(model, *arguments, **options)
 
         def check(*arguments: Any, **options: Any) -> Any:
             result = adjust(*arguments, **options)
@@ -353,7 +361,7 @@ class MetalMarlinQuantizer(HfQuantizer):  # type: ignore[misc]
                 if hasattr(info, "missing_keys")
                 else result
             )
-            missing -= {f"{path}.weight" for path in self._tables}
+            missing = [name for name in missing if name not in tables]
             self._checked = True
             for name, got, wanted in sorted(getattr(info, "mismatched_keys", ())):
                 # Otherwise transformers' own report would raise instead.
@@ -369,9 +377,11 @@ class MetalMarlinQuantizer(HfQuantizer):  # type: ignore[misc]
             return result
 
         model._adjust_missing_and_unexpected_keys = check
+        model.tie_weights = tie_tables
 
     def _process_model_after_weight_loading(self, model: nn.Module, **kwargs: Any) -> nn.Module:
-        model.__dict__.pop("_adjust_missing_and_unexpected_keys", None)
+        for name in ("_adjust_missing_and_unexpected_keys", "tie_weights"):
+            model.__dict__.pop(name, None)
         if not self._checked:
             raise UnsupportedError("this version of transformers does not report missing keys")
         for table in self._tables.values():
