@@ -180,7 +180,8 @@ def peers(record: dict[str, Any]) -> str:
 
 
 def ends(record: dict[str, Any]) -> str:
-    """Returns the table of what quantizing the embedding and the head costs, of all models."""
+    """Returns the table of what the embedding and the head cost in integers and FP4, of all
+    models."""
     models = record["models"]
     found = [
         {(row["what"], row["formats"]): row["kl_mean"] for row in rows if row["method"] == "rtn"}
@@ -194,10 +195,9 @@ def ends(record: dict[str, Any]) -> str:
     lines += [f"| quantized | {' | '.join(f'`{name}`' for name in models)} |"]
     lines += [f"|---|{'---|' * len(models)}"]
     lines += [f"| all but these, by the preset | {' | '.join(f'{kl:.4f}' for kl in own)} |"]
-    shown = {"embedding": "embedding", "head": "head", "tied": "both, one matrix", "both": "both"}
+    shown = {"embedding": "embedding", "head": "head", "both": "both", "tied": "both, one matrix"}
     for what, name in shown.items():
-        choices = dict.fromkeys(choice for of in found for w, choice in of if w == what)
-        for choice in choices:
+        for choice in ("s8/g64", "int6/g64", "int5/g64", "fp4_e2m1/g64"):
             cells = []
             for of, base in zip(found, own, strict=True):
                 kl = of.get((what, choice))
