@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Checks that every relative link and every path in backquotes of the documents exists, that
-README and the how-tos are short, in short sentences, and that their blocks are run by tests.
+README and the how-tos are short, in short sentences, and that all blocks are run by tests.
 
 Usage: check_docs.py [ROOT] | --self-test
 """
@@ -70,8 +70,8 @@ def mean_words(page: str) -> float:
 
 
 def check_page(name: str, text: str) -> list[str]:
-    """Returns the findings of README or a how-to: length, sentences, blocks."""
-    findings = [f"{name}:{line}: {finding}" for line, finding in document_blocks.check(text)]
+    """Returns the findings of README or a how-to: length, sentences, fences."""
+    findings = [f"{name}:{line}: {finding}" for line, finding in document_blocks.check_fences(text)]
     lines = text.count("\n")
     if name == "README.md" and lines > README_LINES:
         findings.append(f"{name}: {lines} lines, limit {README_LINES}")
@@ -82,8 +82,10 @@ def check_page(name: str, text: str) -> list[str]:
 
 
 def check_tree(root: Path) -> list[str]:
-    findings = [finding for name in document_blocks.pages(root)
+    findings = [finding for name in document_blocks.how_tos(root)
                 for finding in check_page(name, (root / name).read_text())]
+    findings += [f"{name}:{line}: {finding}" for name in document_blocks.pages(root)
+                 for line, finding in document_blocks.check((root / name).read_text())]
     for path in sorted(root.rglob("*.md")):
         top = path.relative_to(root).parts[0]
         if not top.startswith(("build", ".")):
@@ -135,7 +137,8 @@ def self_test_pages() -> list[str]:
         "1. Run:\n\n    ls\n": 0,
     }
     return [f"expected {expected} findings: {text!r}: {found}" for text, expected in cases.items()
-            if len(found := check_page("README.md", text)) != expected]
+            if len(found := [*check_page("README.md", text), *document_blocks.check(text)])
+            != expected]
 
 
 if __name__ == "__main__":

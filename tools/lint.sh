@@ -43,6 +43,22 @@ python_tools() {
   python3 -m venv .venv >/dev/null 2>&1 && .venv/bin/pip install -q ruff mypy >/dev/null 2>&1
 }
 
+# Builds the site, for which the package must have been built.
+site() {
+  [ -e build/python/_core.pyi ] || {
+    echo "skipped: site (no build/python/_core.pyi: ./dev build makes it)" >&2
+    return 77
+  }
+  local packages
+  packages=$(.venv/bin/python tools/extras.py docs) || return 1
+  # shellcheck disable=SC2086
+  .venv/bin/pip install -q $packages >/dev/null 2>&1 || {
+    echo "skipped: site (pip could not install $packages)" >&2
+    return 77
+  }
+  tools/site.sh build
+}
+
 step format tools/check_format.sh
 for check in layers sizes names paths docs words headers; do
   step "$check self-test" python3 -B "tools/check_$check.py" --self-test
@@ -57,6 +73,7 @@ if python_tools; then
 else
   echo "skipped: ruff and mypy (no python3-venv, or no network for pip)" >&2
 fi
+step site site
 step "types of Metal kernels" metal_types
 step "clang-tidy self-test" python3 -B tests/tools/tidy_test.py
 step clang-tidy tools/tidy.py "$@"

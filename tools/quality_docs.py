@@ -179,6 +179,51 @@ def peers(record: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def ends(record: dict[str, Any]) -> str:
+    """Returns the table of what the embedding and the head cost in integers and FP4, of all
+    models."""
+    models = record["models"]
+    found = [
+        {(row["what"], row["formats"]): row["kl_mean"] for row in rows if row["method"] == "rtn"}
+        for rows in models.values()
+    ]
+    own = [
+        next(kl for (what, name), kl in of.items() if what == "preset" and "default" in name)
+        for of in found
+    ]
+    lines = [origin(record), ""]
+    lines += [f"| quantized | {' | '.join(f'`{name}`' for name in models)} |"]
+    lines += [f"|---|{'---|' * len(models)}"]
+    lines += [f"| all but these, by the preset | {' | '.join(f'{kl:.4f}' for kl in own)} |"]
+    shown = {"embedding": "embedding", "head": "head", "both": "both", "tied": "both, one matrix"}
+    for what, name in shown.items():
+        for choice in ("s8/g64", "int6/g64", "int5/g64", "fp4_e2m1/g64"):
+            cells = []
+            for of, base in zip(found, own, strict=True):
+                kl = of.get((what, choice))
+                cells.append("" if kl is None else f"{kl:.5f} ({kl / base:.3f})")
+            if any(cells):
+                lines.append(f"| {name}, `{choice}` | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def all_ends(record: dict[str, Any]) -> str:
+    """Returns a table of every row, of every model."""
+    lines = [origin(record), ""]
+    for name, rows in record["models"].items():
+        lines += [f"`{name}`, {rows[0]['tokens']} tokens", ""]
+        lines += ["| quantized | formats | method | bits per weight | KL mean | KL p99 "
+                  "| top-1 agreement | perplexity |", f"|{'---|' * 8}"]
+        lines += [
+            f"| {row['what']} | {row['formats']} | {row['method']} | {row['bits_per_weight']:.3f} "
+            f"| {row['kl_mean']:.5f} | {row['kl_p99']:.3f} | {100 * row['top1_agreement']:.1f} % "
+            f"| {change(row)} |"
+            for row in rows
+        ]
+        lines.append("")
+    return "\n".join(lines)
+
+
 def first_model(record: dict[str, Any]) -> dict[str, Any]:
     """Returns a record with its first model alone."""
     name, model = next(iter(record["models"].items()))
@@ -206,6 +251,7 @@ BLOCKS: dict[Path, dict[str, tuple[str, Make]]] = {
     PAGE: {
         "quality": ("quality-tiny", lambda record: tables(presets(first_model(record)))),
         "formats": ("quality-formats", lambda record: f"{origin(record)}\n"),
+        "ends": ("quality-head", ends),
         "peers": ("quality-peers", peers),
     },
     LOG: {
@@ -215,6 +261,7 @@ BLOCKS: dict[Path, dict[str, tuple[str, Make]]] = {
         "bits": ("quality-bits", bits),
         "importance": ("quality-importance", importance),
         "outliers": ("quality-outliers", outliers),
+        "ends": ("quality-head", all_ends),
     },
 }
 

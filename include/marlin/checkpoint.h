@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "marlin/model_ends.h"
 #include "marlin/quantize.h"
 #include "marlin/recipe.h"
 #include "marlin/status.h"
@@ -144,6 +145,7 @@ struct QuantizeCheckpointReport {
   double quantized_bits_per_weight = 0;  ///< Codes, scales and zeros of the quantized ones.
   int64_t bytes = 0;                     ///< Size of the tensors written.
   double coverage = 0;                   ///< quantized_parameters / parameters.
+  ModelEnds ends;                        ///< As written.
   std::vector<SkippedTensor> skipped;
   /// Methods with data: elements of the matrices whose codes the data decided.
   int64_t calibrated_parameters = 0;

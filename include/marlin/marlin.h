@@ -22,6 +22,7 @@
 #include "marlin/kernels.h"
 #include "marlin/layout.h"
 #include "marlin/model.h"
+#include "marlin/model_ends.h"
 #include "marlin/moe.h"
 #include "marlin/prepared.h"
 #include "marlin/quantize.h"

@@ -49,11 +49,13 @@ typedef struct marlin_model_info {
   int64_t parameters;
   int64_t bytes; /* Prepared weights on the device. */
   double bits_per_weight;
-  int64_t host_layers; /* The first layers, which the CPU runs. */
-  int64_t host_bytes;  /* Weights on the host. */
+  int64_t host_layers;              /* The first layers, which the CPU runs. */
+  int64_t host_bytes;               /* Weights on the host. */
+  double embedding_bits_per_weight; /* As the device holds it; also of a tied head. */
+  double head_bits_per_weight;
 } marlin_model_info;
 #define MARLIN_MODEL_INFO_INIT \
-  { sizeof(marlin_model_info), 0, 0, 0, 0, 0, 0, 0.0, 0, 0 }
+  { sizeof(marlin_model_info), 0, 0, 0, 0, 0, 0, 0.0, 0, 0, 0.0, 0.0 }
 
 /* How tokens are sampled and when generation ends: marlin::GenerateOptions. */
 typedef struct marlin_generate_options {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "marlin/device.h"
+#include "marlin/model_ends.h"
 #include "marlin/sampling.h"
 #include "marlin/status.h"
 #include "marlin/tensor.h"
@@ -36,6 +37,8 @@ struct ModelInfo {
   /// frequent.
   int64_t host_bytes_per_token = 0;
   double bits_per_weight = 0;
+  /// As the device holds them: one that holds no codes of 5 or 6 bits has codes of 8 instead.
+  ModelEnds ends;
   DType kv_cache = DType::kBf16;  ///< Element type of the KV cache.
   /// Size of keys and values per token, of all layers; a sliding window bounds them in its layer.
   int64_t kv_cache_bytes_per_token = 0;

@@ -40,6 +40,9 @@ std::string_view LayerClassName(LayerClass layer_class);
 /// Finds a class by name. Errors: kInvalidArgument listing the known names.
 Result<LayerClass> ParseLayerClass(std::string_view name);
 
+/// Whether a class is the embedding or the head, which options for a whole recipe do not change.
+bool IsModelEnd(LayerClass layer_class);
+
 /// Derives the class from a Hugging Face tensor name; kOther for an unknown name.
 LayerClass ClassifyTensor(std::string_view name);
 
@@ -146,8 +149,8 @@ class MixedPrecisionConfig {
   /// Checks that a model with these tensors has those that SetTensor named. Errors:
   /// kInvalidArgument naming the first that is missing.
   Status CheckTensors(std::span<const TensorShape> tensors) const;
-  /// The recipe with another sparsity of every quantized class; overrides and hot experts keep
-  /// theirs. Errors: as ParseFormatChoice, beginning with the class.
+  /// The recipe with another sparsity of every quantized class; the embedding, the head, overrides
+  /// and hot experts keep theirs. Errors: as ParseFormatChoice, beginning with the class.
   Result<MixedPrecisionConfig> WithSparsity(Sparsity sparsity) const;
   /// Adds an override with precedence over earlier ones. Errors: kInvalidArgument for an empty
   /// pattern or a malformed regular expression.

@@ -221,6 +221,28 @@ class SkippedTensor(Record):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
+class ModelEnd(Record):
+    """The embedding or the head of a model."""
+
+    format: str
+    """"int6/g64", as in recipes, or a type of numbers."""
+    bits_per_weight: float
+    """Scales included."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ModelEnds(Record):
+    """The embedding and the head of a model."""
+
+    embedding: ModelEnd | None
+    """None: there is none."""
+    head: ModelEnd | None
+    """The embedding if that is the head, too."""
+    tied: bool
+    """Whether the embedding is the head, too."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class QuantizationReport(Record):
     """Contents and sizes of a directory that `quantize_model` wrote."""
 
@@ -246,6 +268,8 @@ class QuantizationReport(Record):
     """Size of the tensors written."""
     coverage: float
     """quantized_parameters / parameters."""
+    ends: ModelEnds
+    """The embedding and the head as written."""
     calibrated_parameters: int
     """Elements of the matrices whose codes a calibration text decided."""
     skipped: list[SkippedTensor]
@@ -524,6 +548,8 @@ class Plan(Record):
     """Those that become codes."""
     bits_per_weight: float
     """Over all parameters, scales included."""
+    ends: ModelEnds
+    """Formats of the embedding and the head."""
     bytes: int
     """Size of the tensors."""
     bf16_bytes: int

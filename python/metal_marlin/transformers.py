@@ -19,9 +19,15 @@ from transformers.quantizers import register_quantization_config, register_quant
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from ._core import EXPERT_PROJECTIONS, FUSED_EXPERT_PROJECTIONS, check_quantization_config
+from ._core import (
+    EXPERT_PROJECTIONS,
+    FUSED_EXPERT_PROJECTIONS,
+    check_quantization_config,
+    without_modules,
+)
 from ._torch_quantize import Projection
 from .errors import MalformedFileError, UnsupportedError
+from .linear import dequantize
 from .moe import find_gate_options
 from .torch import KeptMatrix, MarlinExperts, MarlinLinear, MarlinStack
 
@@ -53,6 +59,13 @@ class MetalMarlinConfig(QuantizationConfigMixin):  # type: ignore[misc]
     def to_dict(self) -> dict[str, Any]:
         """The object that save_pretrained writes."""
         return dict(self.content)
+
+    def forget(self, names: set[str]) -> None:
+        """Leaves out modules that are quantized no longer."""
+        if names:
+            text = without_modules(json.dumps(self.content), sorted(names))
+            self.content = json.loads(text)
+            self.modules = self.content["modules"]
 
 
 def _parts(module: dict[str, Any]) -> dict[str, Any]:
@@ -120,6 +133,26 @@ class _Sizes:
         self.width = both // 2
 
 
+class _Table:
+    """An embedding whose stored form is loaded into buffers, and then dequantized into its weight,
+    which transformers looks rows up in and ties a head to."""
+
+    def __init__(self, name: str, embedding: nn.Embedding, module: dict[str, Any]) -> None:
+        _check_shape(name, module, [embedding.embedding_dim, embedding.num_embeddings])
+        self.name, self._embedding = name, embedding
+        self._stored = MarlinStack(*module["shape"], **_parts(module))
+        for part, buffer in self._stored.named_buffers():
+            embedding.register_buffer(part, buffer)
+
+    def fill(self) -> None:
+        """Moves the loaded buffers into the weight."""
+        for part, _ in list(self._stored.named_buffers()):
+            setattr(self._stored, part, self._embedding._buffers.pop(part).to("cpu"))
+        table = torch.from_numpy(dequantize(self._stored.quantized())).T
+        with torch.no_grad():
+            self._embedding.weight.copy_(table)
+
+
 def _gate_options(owner: str, module: Any) -> dict[str, Any]:
     """The options of MarlinExperts for the gate function of transformers' expert module."""
 
@@ -152,6 +185,7 @@ class MetalMarlinQuantizer(HfQuantizer):  # type: ignore[misc]
 
     def _replace_modules(self, model: nn.Module) -> None:
         self._kept: list[tuple[str, str]] = []
+        self._tables: dict[str, _Table] = {}
         renamings = []
         transposed: list[str] = []
         if WeightRenaming is not None:
@@ -204,6 +238,9 @@ class MetalMarlinQuantizer(HfQuantizer):  # type: ignore[misc]
             old = parent.get_submodule(child)
         except AttributeError as error:
             raise UnsupportedError(f"{name}: this model has no such module") from error
+        if isinstance(old, nn.Embedding):
+            self._tables[path] = _Table(name, old, module)
+            return
         if not isinstance(old, nn.Linear):
             raise UnsupportedError(f"{name}: a {type(old).__name__} cannot be quantized here")
         _check_shape(name, module, [old.in_features, old.out_features])
@@ -307,6 +344,14 @@ class MetalMarlinQuantizer(HfQuantizer):  # type: ignore[misc]
         """Turns missing and unexpected keys into errors instead of warnings."""
         self._checked = False
         adjust = model._adjust_missing_and_unexpected_keys
+        tables = {f"{path}.weight" for path in self._tables}
+
+        def tie_tables(*arguments: Any, **options: Any) -> Any:
+            # Otherwise a table would be missing, and a head that is tied to it as well.
+            for name in tables if options.get("missing_keys") else ():
+                options["missing_keys"].discard(name)
+            # Looked up only now: while a model is made, transformers has another function there.
+            return type(model).tie_weights(model, *arguments, **options)
 
         def check(*arguments: Any, **options: Any) -> Any:
             result = adjust(*arguments, **options)
@@ -316,6 +361,7 @@ class MetalMarlinQuantizer(HfQuantizer):  # type: ignore[misc]
                 if hasattr(info, "missing_keys")
                 else result
             )
+            missing = [name for name in missing if name not in tables]
             self._checked = True
             for name, got, wanted in sorted(getattr(info, "mismatched_keys", ())):
                 # Otherwise transformers' own report would raise instead.
@@ -331,11 +377,16 @@ class MetalMarlinQuantizer(HfQuantizer):  # type: ignore[misc]
             return result
 
         model._adjust_missing_and_unexpected_keys = check
+        model.tie_weights = tie_tables
 
     def _process_model_after_weight_loading(self, model: nn.Module, **kwargs: Any) -> nn.Module:
-        model.__dict__.pop("_adjust_missing_and_unexpected_keys", None)
+        for name in ("_adjust_missing_and_unexpected_keys", "tie_weights"):
+            model.__dict__.pop(name, None)
         if not self._checked:
             raise UnsupportedError("this version of transformers does not report missing keys")
+        for table in self._tables.values():
+            table.fill()
+        self.quantization_config.forget({table.name for table in self._tables.values()})
         stacks = [module for module in model.modules() if isinstance(module, MarlinStack)]
         for stack in stacks:
             stack.settle()

@@ -91,6 +91,16 @@ void CheckQuantizationConfig(const std::string& json, const std::string& file) {
   Take(ParseQuantizationConfig(Take(ParseJsonObject(json, file)), file));
 }
 
+/// Without the entries of some modules, and with the checksum of the rest.
+std::string WithoutModules(const std::string& json, const std::vector<std::string>& names) {
+  constexpr const char* kWhere = "quantization_config";
+  Json config = Take(ParseJsonObject(json, kWhere));
+  Take(ParseQuantizationConfig(config, kWhere));
+  for (const std::string& name : names) config["modules"].erase(name);
+  config["checksum"] = QuantizationConfigChecksum(config);
+  return DumpJson(config);
+}
+
 QuantizedWeights TakeColumns(const QuantizedWeights& weights, int64_t first, int64_t step,
                              int64_t count) {
   const int64_t n = weights.spec.n;
@@ -151,6 +161,8 @@ void BindDecoder(nb::module_& module) {
   module.def("check_quantization_config", &CheckQuantizationConfig, nb::arg("json"),
              nb::arg("file"),
              "Raises an error for a newer version, a wrong checksum or wrong module keys.");
+  module.def("without_modules", &WithoutModules, nb::arg("json"), nb::arg("names"),
+             "A valid quantization_config without the entries of some modules.");
   module.def("take_columns", &TakeColumns, nb::arg("weights"), nb::arg("first"), nb::arg("step"),
              nb::arg("count"), "Columns first, first + step, ... of every matrix, copied.");
   module.def("take_expert", &TakeExpert, nb::arg("stack"), nb::arg("expert"),

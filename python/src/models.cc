@@ -40,6 +40,7 @@ nb::dict InfoOf(const Model& model) {
   dict["host_layers"] = info.host_layers;
   dict["host_bytes_per_token"] = info.host_bytes_per_token;
   dict["bits_per_weight"] = info.bits_per_weight;
+  dict["ends"] = DocumentObject(EndsDocument(info.ends));
   dict["kv_cache"] = std::string(KvCacheTypeName(info.kv_cache));
   dict["kv_cache_bytes_per_token"] = info.kv_cache_bytes_per_token;
   dict["state_bytes_per_sequence"] = info.state_bytes_per_sequence;

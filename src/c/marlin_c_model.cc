@@ -120,7 +120,8 @@ marlin_code marlin_model_get_info(const marlin_model* model, marlin_model_info* 
     const ModelInfo& known = model->model.info();
     return Write(
         {0, known.layers, known.hidden_size, known.vocab_size, known.max_positions,
-         known.parameters, known.bytes, known.bits_per_weight, known.host_layers, known.host_bytes},
+         known.parameters, known.bytes, known.bits_per_weight, known.host_layers, known.host_bytes,
+         known.ends.embedding.bits_per_weight, known.ends.head.bits_per_weight},
         "info", info);
   });
 }

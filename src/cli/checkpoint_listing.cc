@@ -104,6 +104,21 @@ std::string CoverageLines(double coverage, const std::vector<SkippedTensor>& ski
                      skipped.empty() ? "" : "; skipped:", SkippedLines(skipped));
 }
 
+std::string EndsLine(const ModelEnds& ends) {
+  const ModelEnds::Matrix& embedding = ends.embedding;
+  const ModelEnds::Matrix& head = ends.head;
+  if (ends.tied) {
+    return fmt::format("embedding, also the head: {} ({:.3f} bits per weight)\n", embedding.format,
+                       embedding.bits_per_weight);
+  }
+  if (embedding.format.empty()) {
+    if (head.format.empty()) return {};
+    return fmt::format("head {} ({:.3f} bits per weight)\n", head.format, head.bits_per_weight);
+  }
+  return fmt::format("embedding {} ({:.3f} bits per weight), head {} ({:.3f})\n", embedding.format,
+                     embedding.bits_per_weight, head.format, head.bits_per_weight);
+}
+
 std::string NoteLines(const std::vector<std::string>& notes) {
   std::string lines;
   for (const std::string& note : notes) lines += "note: " + note + "\n";

@@ -47,6 +47,10 @@ std::string SkippedLines(const std::vector<SkippedTensor>& skipped);
 /// "86.9 % of parameters quantized; skipped:" and SkippedLines.
 std::string CoverageLines(double coverage, const std::vector<SkippedTensor>& skipped);
 
+/// "embedding s8/g64 (8.250 bits per weight), head int6/g64 (6.250)" as a line; nothing for a model
+/// without either.
+std::string EndsLine(const ModelEnds& ends);
+
 /// "without tokenizer.json: ..." as a line.
 std::string WithoutLine(const SkippedTensor& file);
 

@@ -17,6 +17,7 @@
 #include "engine/kv_cache.h"
 #include "engine/model_impl.h"
 #include "engine/placement/place_model.h"
+#include "marlin/recipe.h"
 #include "marlin/sampling.h"
 #include "model/layers.h"
 #include "model/mixer.h"
@@ -49,6 +50,34 @@ ModelInfo InfoOf(const Decoder& decoder) {
   info.ignored_generation_keys = decoder.config.generation.ignored;
   info.notes = decoder.config.notes;
   return info;
+}
+
+/// The format in which a device holds weights.
+ModelEnds::Matrix HeldAs(DType type) {
+  return {std::string(DTypeName(type)), 8.0 * static_cast<double>(DTypeBytes(type))};
+}
+
+ModelEnds::Matrix HeldAs(const PreparedWeights& weights) {
+  const WeightsSpec& spec = weights.spec();
+  if (!GetFormatInfo(spec.format).quantized) return HeldAs(UnquantizedDType(spec.format));
+  FormatChoice choice;
+  choice.keep = false;
+  choice.format = spec.format;
+  choice.group_size = spec.group_size >= spec.k ? 0 : spec.group_size;
+  choice.scale_type = spec.scale_type;
+  choice.sparsity = spec.sparsity;
+  choice.input_hadamard = spec.input_hadamard;
+  return {choice.ToString(), BitsPerWeight(spec)};
+}
+
+/// `first` embeds: `decoder`, or the part before it.
+ModelEnds EndsOf(const Decoder& first, const Decoder& decoder) {
+  ModelEnds ends;
+  ends.tied = decoder.config.shape.tied;
+  ends.embedding = first.embedding.empty() ? HeldAs(first.embedding_projection.parts.front())
+                                           : HeldAs(first.embedding.dtype());
+  ends.head = HeldAs(decoder.lm_head().parts.front());
+  return ends;
 }
 
 /// Checks the hidden states that an input gives and asks for.
@@ -282,6 +311,7 @@ Result<std::shared_ptr<Model::Impl>> MakeImpl(const Device& device, Decoder deco
   MARLIN_ASSIGN_OR_RETURN(const std::shared_ptr<PagePool> pool, PagePool::Make(device, cache));
   MARLIN_ASSIGN_OR_RETURN(std::unique_ptr<Model::Impl> impl,
                           MakePart(device, std::move(decoder), options, pool));
+  impl->info.ends = EndsOf(before != nullptr ? *before : impl->decoder, impl->decoder);
   if (before != nullptr) {
     impl->info.host_layers = placement.layers.count;
     impl->info.host_bytes += before->bytes;

@@ -134,6 +134,10 @@ Result<LayerClass> ParseLayerClass(std::string_view name) {
   return FindNamed("layer class", "name", name, kClasses, LayerClassName);
 }
 
+bool IsModelEnd(LayerClass layer_class) {
+  return layer_class == LayerClass::kEmbedding || layer_class == LayerClass::kLmHead;
+}
+
 LayerClass ClassifyTensor(std::string_view name) {
   std::string dotted = ".";
   dotted += name;

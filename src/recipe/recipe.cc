@@ -31,10 +31,17 @@ struct PresetRow {
   int64_t group_size;
 };
 
-constexpr LayerClass kDenseClasses[] = {
+constexpr LayerClass kUniformClasses[] = {
     LayerClass::kAttentionQkv, LayerClass::kAttentionOut, LayerClass::kMlpGate,
     LayerClass::kMlpUp,        LayerClass::kMlpDown,      LayerClass::kMoeSharedExpert,
     LayerClass::kMoeExpert,
+};
+
+// The ends of the presets. In these formats they cost less than a tenth of what the rest of each
+// preset costs, by docs/quality.md. A table that is the head, too, has the embedding's.
+constexpr PresetRow kEnds[] = {
+    {LayerClass::kEmbedding, Format::kS8, 64},
+    {LayerClass::kLmHead, Format::kInt6, 64},
 };
 
 // Tensors that every token uses (attention, shared experts, dense layers) are a small part of a
@@ -66,27 +73,33 @@ FormatChoice Quantized(Format format, int64_t group_size) {
   return choice;
 }
 
-template <size_t kRows>
-MixedPrecisionConfig MakePreset(std::string name, const PresetRow (&rows)[kRows]) {
+void SetRows(std::span<const PresetRow> rows, MixedPrecisionConfig* recipe) {
+  for (const PresetRow& row : rows) {
+    recipe->Set(row.layer_class, Quantized(row.format, row.group_size));
+  }
+}
+
+MixedPrecisionConfig MakePreset(std::string name, std::span<const PresetRow> rows) {
   MixedPrecisionConfig recipe;
   recipe.set_name(std::move(name));
-  for (const PresetRow& row : rows) {
-    recipe.Set(row.layer_class, Quantized(row.format, row.group_size));
-  }
+  SetRows(rows, &recipe);
+  SetRows(kEnds, &recipe);
   return recipe;
 }
 
 MixedPrecisionConfig MakeUniform(std::string name, const FormatChoice& choice) {
   MixedPrecisionConfig recipe;
   recipe.set_name(std::move(name));
-  for (LayerClass layer_class : kDenseClasses) recipe.Set(layer_class, choice);
+  for (LayerClass layer_class : kUniformClasses) recipe.Set(layer_class, choice);
   return recipe;
 }
 
 }  // namespace
 
 MixedPrecisionConfig MixedPrecisionConfig::DefaultDense() {
-  return MakeUniform("default_dense", Quantized(Format::kFp4E2M1, 128));
+  MixedPrecisionConfig recipe = MakeUniform("default_dense", Quantized(Format::kFp4E2M1, 128));
+  SetRows(kEnds, &recipe);
+  return recipe;
 }
 
 MixedPrecisionConfig MixedPrecisionConfig::DefaultMoe() {
@@ -105,7 +118,7 @@ Result<MixedPrecisionConfig> MixedPrecisionConfig::Uniform(std::string_view choi
 Result<MixedPrecisionConfig> MixedPrecisionConfig::WithSparsity(Sparsity sparsity) const {
   MixedPrecisionConfig changed = *this;
   for (auto& [layer_class, choice] : changed.classes_) {
-    if (!choice.quantized()) continue;
+    if (!choice.quantized() || IsModelEnd(layer_class)) continue;
     choice.sparsity = sparsity;
     const Result<FormatChoice> possible = ParseFormatChoice(choice.ToString());
     if (!possible.ok()) {

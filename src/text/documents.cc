@@ -90,6 +90,14 @@ Json SkippedJson(const std::vector<SkippedTensor>& skipped) {
   return array;
 }
 
+Json EndsDocument(const ModelEnds& ends) {
+  const auto matrix = [](const ModelEnds::Matrix& end) {
+    if (end.format.empty()) return Json();
+    return Json{{"format", end.format}, {"bits_per_weight", end.bits_per_weight}};
+  };
+  return {{"embedding", matrix(ends.embedding)}, {"head", matrix(ends.head)}, {"tied", ends.tied}};
+}
+
 Json QuantizedDocument(const QuantizeCheckpointReport& report,
                        const QuantizeCheckpointOptions& options) {
   return {{"output", report.output},
@@ -103,6 +111,7 @@ Json QuantizedDocument(const QuantizeCheckpointReport& report,
           {"quantized_bits_per_weight", report.quantized_bits_per_weight},
           {"bytes", report.bytes},
           {"coverage", report.coverage},
+          {"ends", EndsDocument(report.ends)},
           {"calibrated_parameters", report.calibrated_parameters},
           {"skipped", SkippedJson(report.skipped)},
           {"fallbacks", SkippedJson(report.fallbacks)},

@@ -10,6 +10,7 @@
 #include "marlin/draft.h"
 #include "marlin/evaluate.h"
 #include "marlin/generate.h"
+#include "marlin/model_ends.h"
 #include "marlin/prepared.h"
 #include "marlin/recipe.h"
 
@@ -41,6 +42,10 @@ double DecodeRate(const Generated& generated);
 
 /// Tensors or files with a reason, as an array of {"name", "reason"}.
 nlohmann::ordered_json SkippedJson(const std::vector<SkippedTensor>& skipped);
+
+/// {"embedding": {"format", "bits_per_weight"}, "head": the same, "tied"}; null for a matrix that a
+/// model does not have.
+nlohmann::ordered_json EndsDocument(const ModelEnds& ends);
 
 /// The document of `quantize`, without what --target-bpw adds.
 nlohmann::ordered_json QuantizedDocument(const QuantizeCheckpointReport& report,

@@ -216,6 +216,8 @@ class Bench(CommandTestCase):
         model = document["model"]
         self.assertEqual((model["path"], model["recipe"]), (str(quantized), "default_moe"))
         self.assertEqual((model["batch"], model["prompt_tokens"], model["new_tokens"]), (3, 5, 2))
+        self.assertEqual(model["ends"]["head"], {"format": "int6/g64", "bits_per_weight": 6.25})
+        self.assertFalse(model["ends"]["tied"])
         self.assertGreater(document["roofline"]["read_gbps"], 0)
         prefill, decode = document["results"]
         self.assertEqual([row["tokens"] for row in document["results"]], [15, 3])

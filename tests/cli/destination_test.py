@@ -31,6 +31,23 @@ class Destination(CommandTestCase):
         self.assert_nothing_written("out", "out.gguf")
         self.succeed("verify", self.output("llama.cpp"), "--against", QWEN, "--max-error", "0.2")
 
+    def test_quantized_ends_in_every_format(self) -> None:
+        out = self.directory / "out"
+        self.succeed("quantize", QWEN, "-o", out, "--recipe", "uniform:s4/g32", "--override",
+                     "embed_tokens=s8/g64", "--override", "lm_head=int6/g64")
+        measure = ("--tokens", QWEN / "validation_tokens.txt", "--max-windows", 1, "--exact")
+        expected = self.document("perplexity", out, *measure)["nll"]
+        for program, formats in {"gguf": ("s8", "s8"), "mlx": ("u8", "u6")}.items():
+            written = self.directory / f"exported.{program}"
+            self.succeed("export", out, "-o", written, "--to", program)
+            self.assertAlmostEqual(self.document("perplexity", written, *measure)["nll"], expected)
+            listed = {row["name"]: row["format"]
+                      for row in self.document("inspect", written)["tensors"]}
+            self.assertEqual((listed["model.embed_tokens.weight"], listed["lm_head.weight"]),
+                             formats)
+        self.refuse(USAGE, "export", out, "-o", self.directory / "awq", "--to", "awq",
+                    says=('module "lm_head.weight": awq cannot hold int6',))
+
     def test_one_process_at_a_time(self) -> None:
         out = self.directory / "out"
         folder = self.directory / ".out.quantized"

@@ -25,11 +25,11 @@ class Inspect(CommandTestCase):
         self.assertEqual(lines[0], str(out))
         self.assertRegex(lines[1], r"^  model type +qwen3_moe$")
         self.assertRegex(lines[2], r"^  parameters +2\.04 M in 135 tensors$")
-        self.assertRegex(lines[3], r"^  size +1\.45 MB, 5\.697 bits per weight$")
+        self.assertRegex(lines[3], r"^  size +1\.16 MB, 4\.571 bits per weight$")
         self.assertRegex(lines[4], r"^  recipe +default_moe, method rtn$")
         formats = self.rows(text, "format")
         self.assertEqual([row[0] for row in formats],
-                         ["fp4_e2m1/g128", "bf16", "fp4_e2m1/g64", "total"])
+                         ["fp4_e2m1/g128", "fp4_e2m1/g64", "int6/g64", "s8/g64", "bf16", "total"])
         self.assertEqual(formats[0][3], "77.2 %")
         self.assertEqual(formats[-1][1:4], ["135", "2.04 M", "100.0 %"])
         self.assertAlmostEqual(float(formats[-1][4]), document["bits_per_weight"], places=3)

@@ -14,7 +14,7 @@ import unittest
 from unittest import mock
 
 from command_line import (COMMAND, GLM, IO, MALFORMED, QWEN, USAGE, CommandTestCase, bf16,
-                          read_directory, run, write_safetensors)
+                          read_directory, read_safetensors, run, write_safetensors)
 
 
 class SampleModels(CommandTestCase):
@@ -69,6 +69,12 @@ class SampleModels(CommandTestCase):
         plan = self.document("plan", source, "--recipe", recipe, "--bandwidth", 10)
         for key in ("parameters", "quantized_parameters", "bytes", "bits_per_weight"):
             self.assertEqual(plan[key], report[key], key)
+        for end in ("embedding", "head"):
+            kept = report["ends"][end]["format"] == "bf16"
+            shown = "16 bits" if kept else report["ends"][end]["format"]
+            self.assertEqual(plan["ends"][end]["format"], shown)
+            self.assertAlmostEqual(plan["ends"][end]["bits_per_weight"],
+                                   report["ends"][end]["bits_per_weight"])
 
     def test_qwen_default(self) -> None:
         self.check_model(QWEN, "default_moe")
@@ -84,6 +90,42 @@ class SampleModels(CommandTestCase):
 
     def test_glm_zero_points(self) -> None:
         self.check_model(GLM, "uniform:u4/g128")
+
+    def test_ends(self) -> None:
+        self.assertIn("\nembedding s8/g64 (8.250 bits per weight), head int6/g64 (6.250)\n",
+                      self.succeed("quantize", QWEN, "-o", self.directory / "out", "--dry-run"))
+        # Options for the whole recipe leave them as they are.
+        dry = ("quantize", QWEN, "-o", self.directory / "out", "--dry-run", "--json")
+        ends = self.document(*dry)["ends"]
+        self.assertEqual((ends["embedding"]["format"], ends["tied"]), ("s8/g64", False))
+        for options in (("--group-size", 32), ("--scale-dtype", "e8m0"), ("--sparsity", "2:4"),
+                        ("--hadamard", 64, "--method", "gptq", "--calibration-tokens", 256)):
+            self.assertEqual(self.document(*dry, *options)["ends"], ends, options)
+        kept = self.document(*dry, "--override", "lm_head|embed_tokens=keep")["ends"]
+        self.assertEqual(kept["head"], {"format": "bf16", "bits_per_weight": 16})
+
+    def test_a_tied_table_is_one_matrix(self) -> None:
+        model, out = self.directory / "model", self.directory / "out"
+        shutil.copytree(QWEN, model)
+        config = json.loads((QWEN / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+        tensors = read_safetensors(QWEN / "model.safetensors")
+        del tensors["lm_head.weight"]
+        write_safetensors(model / "model.safetensors", tensors)
+        text = self.succeed("quantize", model, "-o", out)
+        self.assertIn("\nembedding, also the head: s8/g64 (8.250 bits per weight)\n", text)
+        plan = self.document("plan", out, "--bandwidth", 1)
+        self.assertTrue(plan["ends"]["tied"])
+        self.assertEqual(plan["ends"]["head"], plan["ends"]["embedding"])
+        bench = self.document("bench", "model", out, "-p", 0, "-n", 2, "--max-time", 0.01)["model"]
+        self.assertEqual(bench["ends"]["embedding"], {"format": "s8/g64", "bits_per_weight": 8.25})
+        self.assertTrue(bench["ends"]["tied"])
+        # Both uses read the same weights: as the dequantized table gives in both.
+        plain = self.directory / "plain"
+        self.succeed("dequantize", out, "-o", plain, "--dtype", "fp32")
+        rows = [self.document("perplexity", path, "--tokens", QWEN / "validation_tokens.txt",
+                              "--max-windows", 1, "--exact")["nll"] for path in (out, plain)]
+        self.assertAlmostEqual(rows[0], rows[1], places=5)
 
     def test_people_read_tables(self) -> None:
         out = self.directory / "out"

@@ -123,9 +123,11 @@ class Documents(unittest.TestCase):
             self.assertEqual(findings, [], page)
 
     def test_sources_are_the_compiled_ones(self) -> None:
-        """The lines of a block are lines of one file of examples/, which a test builds and runs."""
+        """The lines of a block are lines of one file that a test builds and runs: of examples/, or
+        the simulator's test of its page."""
         sources = [[line.strip() for line in path.read_text().splitlines()]
-                   for path in sorted((ROOT / "examples").glob("*/*"))
+                   for path in (*sorted((ROOT / "examples").glob("*/*")),
+                                ROOT / "metal_sim/tests/readme_test.cc")
                    if path.suffix in {".c", ".cc"} or path.name == "CMakeLists.txt"]
         shown = 0
         for page in document_blocks.pages(ROOT):

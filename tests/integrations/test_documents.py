@@ -1,9 +1,11 @@
 """Runs the examples of the documents with the installed package: the Python blocks of each page in
-one process and directory, and every console block with the package's command."""
+one process, then its modules, in one directory, and every console block with the package's command.
+"""
 
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -24,19 +26,32 @@ def python_of(page: str) -> str:
     return "\n".join(block.text for block in document_blocks.run_blocks(text, "python"))
 
 
-PAGES = [page for page in document_blocks.pages(ROOT) if python_of(page)]
+def modules_of(page: str) -> list[str]:
+    """The lines of a page that run modules of the package."""
+    blocks = document_blocks.run_blocks((ROOT / page).read_text(), "sh")
+    return [line for block in blocks if document_blocks.runs_modules(block)
+            for line in block.text.splitlines()]
+
+
+PAGES = [page for page in document_blocks.pages(ROOT) if python_of(page) or modules_of(page)]
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_examples_run(page: str, tmp_path: Path) -> None:
     code = python_of(page)
     if "mlx" in code:
-        pytest.importorskip("mlx.core")
+        pytest.importorskip("mlx_lm")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+    for line in modules_of(page):
+        _, *arguments = shlex.split(line)
+        done = subprocess.run(
+            [sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{line}\n{done.stderr}"
 
 
 def test_text_examples_run() -> None:

@@ -189,6 +189,33 @@ def test_transformers_generates_what_the_runner_does(
     assert again.generate(prompt, 32)["token_ids"] == want
 
 
+def test_transformers_dequantizes_a_tied_table(tmp_path: Path) -> None:
+    import metal_marlin.transformers  # noqa: F401
+    from safetensors.torch import load_file, save_file
+    from transformers import AutoModelForCausalLM
+
+    source = tmp_path / "source"
+    source.mkdir()
+    config = json.loads((MODELS[0] / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    tensors = load_file(MODELS[0] / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, source / "model.safetensors", {"format": "pt"})
+    mm.quantize_model(source, tmp_path / "q", "default_moe")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "q", dtype=torch.float32)
+    table = model.model.embed_tokens
+    assert type(table) is torch.nn.Embedding and model.lm_head.weight is table.weight
+    assert not dict(table.named_buffers())
+    prompt = [296, 385, 388]
+    out = model.generate(torch.tensor([prompt]), max_new_tokens=16, do_sample=False)
+    want = mm.load(tmp_path / "q", exact=True).generate(prompt, 16)["token_ids"]
+    assert out[0, len(prompt):].tolist() == want
+    model.save_pretrained(tmp_path / "again")
+    again = mm.load(tmp_path / "again", exact=True)
+    assert again.info["ends"]["head"]["format"] == "f32" and again.info["ends"]["tied"]
+    assert again.generate(prompt, 16)["token_ids"] == want
+
+
 def test_importing_the_package_does_not_import_torch() -> None:
     code = "import metal_marlin, sys; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

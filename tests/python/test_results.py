@@ -207,7 +207,7 @@ def test_wrong_checksums_raise(quantized: Path, tmp_path: Path) -> None:
 
 def test_reprs(quantized: Path) -> None:
     assert re.fullmatch(
-        r"Model\('.*': qwen3_moe, 2,037,120 parameters, 5\.70 bits per weight, on cpu, "
+        r"Model\('.*': qwen3_moe, 2,037,120 parameters, 4\.57 bits per weight, on cpu, "
         r"context 1024\)", repr(mm.load(quantized, "cpu", verbose=False)))
     weight = np.ones((2, 64, 32), np.float32)
     assert repr(mm.pack_weights(weight, "fp4_e2m1", 32)) == (

@@ -159,6 +159,7 @@ class BsdTools(unittest.TestCase):
         shutil.copy(ROOT / "dev", self.root / "dev")
         for name in ("tools", "bench", "src", "include", "metal_sim", "python", "cmake", "tests"):
             (self.root / name).mkdir()
+        shutil.copy(ROOT / "tools/site.sh", self.root / "tools")
         for name in ("CMakeLists.txt", "pyproject.toml", "src/a b.cc"):
             (self.root / name).write_text("")
 

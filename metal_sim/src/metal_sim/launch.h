@@ -25,7 +25,7 @@ struct BufferBinding {
   int64_t bytes = 0;
   bool read_only = false;
   bool initialised = true;  ///< false: to read a byte before the kernel wrote it is a finding.
-  std::string name;         ///< For findings and counters; empty: the argument's name.
+  std::string name = {};    ///< For findings and counters; empty: the argument's name.
 };
 
 /// [begin, end); of ranges that overlap, one that is written makes their common bytes writable.

@@ -359,6 +359,34 @@ std::string UnsupportedType(const Json& config) {
   return family.ok() ? std::string() : name;
 }
 
+/// The format in which a unit of one matrix is written.
+ModelEnds::Matrix WrittenAs(const PlanUnit& unit, int64_t elements) {
+  int64_t bytes = 0;
+  for (const OutputTensor& tensor : unit.outputs) bytes += tensor.bytes;
+  const bool codes = unit.action == PlanUnit::Action::kQuantize;
+  return {codes ? unit.choice.ToString() : std::string(DTypeName(unit.outputs.front().dtype)),
+          8.0 * static_cast<double>(bytes) / static_cast<double>(elements)};
+}
+
+/// The embedding and the head: not a layer's own, nor a table for all layers.
+ModelEnds EndsOf(const Checkpoint::Impl& source, const QuantizePlan& plan) {
+  ModelEnds ends;
+  for (const PlanUnit& unit : plan.units) {
+    const TensorInfo& tensor = source.tensors[unit.sources.front()];
+    const LayerClass layer_class = ClassifyTensor(tensor.name);
+    if (!IsModelEnd(layer_class) || !IsWeightMatrix(tensor.name, tensor.shape) ||
+        tensor.name.find("layers.") != std::string::npos ||
+        tensor.name.find("_per_layer.") != std::string::npos) {
+      continue;
+    }
+    ModelEnds::Matrix& matrix = layer_class == LayerClass::kEmbedding ? ends.embedding : ends.head;
+    if (matrix.format.empty()) matrix = WrittenAs(unit, tensor.shape.ElementCount());
+  }
+  ends.tied = ends.head.format.empty() && !ends.embedding.format.empty();
+  if (ends.tied) ends.head = ends.embedding;
+  return ends;
+}
+
 QuantizeCheckpointReport ReportOf(const Checkpoint::Impl& source, const QuantizePlan& plan,
                                   const std::string& output) {
   QuantizeCheckpointReport report;
@@ -367,6 +395,7 @@ QuantizeCheckpointReport ReportOf(const Checkpoint::Impl& source, const Quantize
   report.parameters = plan.parameters;
   report.quantized_parameters = plan.quantized_parameters;
   report.bytes = plan.bytes;
+  report.ends = EndsOf(source, plan);
   report.skipped = plan.skipped;
   report.unsupported_type = UnsupportedType(source.config());
   report.rotatable = std::count_if(plan.units.begin(), plan.units.end(), RotatesInputs);

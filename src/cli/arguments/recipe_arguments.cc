@@ -37,17 +37,17 @@ void RecipeArguments::Declare(ArgumentList& arguments) {
                    "One format for every attention, MLP and expert matrix");
   arguments.Choices(AllFormats(), [](const FormatInfo& format) { return format.name; });
   arguments.Option("--group-size", &group_size_, {.least = 16}, "G",
-                   "Weights per scale, a multiple of 16, for the whole recipe");
+                   "Weights per scale, a multiple of 16, for all but embedding and head");
   arguments.Option("--scale-dtype", &scale_type_, "TYPE",
-                   "fp16, bf16, fp32, e8m0 or e4m3, for the whole recipe");
+                   "fp16, bf16, fp32, e8m0 or e4m3, for all but embedding and head");
   arguments.Choices(AllScaleTypes(), ScaleTypeName);
   arguments.Option(
       "--sparsity", &sparsity_, "2:4",
-      "Keep two of every four weights along the inputs, in the whole recipe; or dense");
+      "Keep two of every four weights along the inputs, except in embedding and head; or dense");
   arguments.Option(
       "--hadamard", &hadamard_, {.least = 2}, "N",
-      "Rotate the inputs of matrices, except experts, by Hadamard blocks of N, a power of "
-      "two; needs --method gptq");
+      "Rotate the inputs of matrices, except experts and head, by Hadamard blocks of N, a power "
+      "of two; needs --method gptq");
   arguments.Option("--override", &overrides_, "REGEX=FORMAT/gN",
                    "Another format (or 'keep') for matching tensor names; repeatable");
 }
@@ -77,6 +77,7 @@ Status RecipeArguments::ChangeClasses(MixedPrecisionConfig* recipe) const {
   }
   const std::map<LayerClass, FormatChoice> classes = recipe->classes();
   for (auto [layer_class, choice] : classes) {
+    if (IsModelEnd(layer_class)) continue;
     if (group_size_) choice.group_size = *group_size_;
     if (scale_type) choice.scale_type = *scale_type;
     if (hadamard_ && choice.quantized()) choice.input_hadamard = *hadamard_;

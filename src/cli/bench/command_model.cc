@@ -11,8 +11,10 @@
 #include "cli/arguments/model_arguments.h"
 #include "cli/arguments/product_arguments.h"
 #include "cli/bench/machine.h"
+#include "cli/checkpoint_listing.h"
 #include "cli/command.h"
 #include "cli/progress_bar.h"
+#include "text/documents.h"
 
 namespace marlin::cli {
 namespace {
@@ -129,6 +131,7 @@ class BenchModelCommand final : public Command {
     model = {{"path", path_},          {"model_type", info_.model_type},
              {"recipe", info_.recipe}, {"parameters", info_.parameters},
              {"bytes", info_.bytes},   {"bits_per_weight", info_.bits_per_weight}};
+    model["ends"] = EndsDocument(info_.ends);
     if (info_.host_layers > 0) {
       model["host_layers"] = info_.host_layers;
       model["host_bytes"] = info_.host_bytes;
@@ -150,10 +153,11 @@ class BenchModelCommand final : public Command {
     const std::string fusion =
         info_.fusion.empty() ? "" : fmt::format("\nfused in decode: {}", info_.fusion);
     const std::string layers = layers_.empty() ? "" : "\n" + layers_;
-    return fmt::format("{}{}: {} ({}), {} parameters, {}{}{}\n\n{}{}", machine.Heading(), path_,
+    return fmt::format("{}{}: {} ({}), {} parameters, {}{}{}\n{}\n{}{}", machine.Heading(), path_,
                        info_.model_type, info_.recipe.empty() ? "plain" : info_.recipe,
                        FormatCount(info_.parameters), FormatBytes(info_.bytes), fusion, layers,
-                       bench::ModelText(phases, machine.ceilings()), bench::ProfileText(phases));
+                       EndsLine(info_.ends), bench::ModelText(phases, machine.ceilings()),
+                       bench::ProfileText(phases));
   }
 
   std::string path_;

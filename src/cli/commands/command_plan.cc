@@ -10,9 +10,11 @@
 #include "cli/arguments/model_arguments.h"
 #include "cli/arguments/recipe_arguments.h"
 #include "cli/checkpoint_architecture.h"
+#include "cli/checkpoint_listing.h"
 #include "cli/command.h"
 #include "cli/commands/model_plan.h"
 #include "recipe/architecture.h"
+#include "text/documents.h"
 
 namespace marlin::cli {
 namespace {
@@ -25,15 +27,6 @@ Json TotalsJson(const PlanTotals& totals) {
           {"quantized_parameters", totals.quantized_parameters},
           {"bits_per_weight", totals.BitsPerWeight()},
           {"bytes", totals.bytes}};
-}
-
-std::string ChoicesText(const std::map<std::string, int64_t>& choices) {
-  std::string text;
-  for (const auto& [choice, parameters] : choices) {
-    text += text.empty() ? "" : ", ";
-    text += choice == "keep" ? "16 bits" : choice;
-  }
-  return text;
 }
 
 class PlanCommand final : public Command {
@@ -149,6 +142,7 @@ class PlanCommand final : public Command {
                      {"prediction_parameters", plan_.prediction.parameters},
                      {"quantized_parameters", plan_.total.quantized_parameters},
                      {"bits_per_weight", plan_.total.BitsPerWeight()},
+                     {"ends", EndsDocument(plan_.ends)},
                      {"bytes", plan_.total.bytes},
                      {"bf16_bytes", 2 * plan_.total.parameters},
                      {"kv_cache", KvCacheTypeName(kv_cache_)},
@@ -185,7 +179,7 @@ class PlanCommand final : public Command {
       const PlanTotals& totals = plan_.classes[i];
       if (totals.tensors == 0) continue;
       table.AddRow({std::string(LayerClassName(static_cast<LayerClass>(i))),
-                    ChoicesText(plan_.choices[i]), FormatInteger(totals.tensors),
+                    FormatsText(plan_.choices[i]), FormatInteger(totals.tensors),
                     FormatCount(totals.parameters), fmt::format("{:.3f}", totals.BitsPerWeight()),
                     FormatBytes(totals.bytes)});
     }
@@ -194,6 +188,7 @@ class PlanCommand final : public Command {
          fmt::format("{:.3f}", plan_.total.BitsPerWeight()), FormatBytes(plan_.total.bytes)});
     std::string text = fmt::format("{} ({} layers), recipe {}\n\n{}\n", model_.model_type,
                                    model_.layer_count, recipe_.name(), table.ToString());
+    if (plan_.ends.tied) text += EndsLine(plan_.ends);
     text +=
         fmt::format("active per token: {} parameters, of which {} are the embedding table\n",
                     FormatCount(plan_.active_parameters), FormatCount(plan_.embedding_parameters));

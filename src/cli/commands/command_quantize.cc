@@ -71,7 +71,7 @@ class InterruptNotice {
 
 /// The part of the summary about matrices: those without codes, and those that the method changed.
 std::string MatrixLines(const QuantizeCheckpointReport& report, bool dry_run) {
-  std::string text = CoverageLines(report.coverage, report.skipped);
+  std::string text = CoverageLines(report.coverage, report.skipped) + EndsLine(report.ends);
   if (report.zeroed_groups > 0) {
     text +=
         fmt::format("{} groups became zero because their scales are too small for the scale type\n",

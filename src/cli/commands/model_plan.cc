@@ -79,6 +79,20 @@ class Sizer {
   std::unordered_map<std::string, int64_t> stacks_;
 };
 
+/// The formats of a layer class, and their bits.
+ModelEnds::Matrix PlannedAs(const ModelPlan& plan, LayerClass layer_class) {
+  const auto index = static_cast<size_t>(layer_class);
+  return {FormatsText(plan.choices[index]), plan.classes[index].BitsPerWeight()};
+}
+
+ModelEnds EndsOf(const ModelArchitecture& model, const ModelPlan& plan) {
+  ModelEnds ends;
+  ends.tied = model.tied_embeddings;
+  ends.embedding = PlannedAs(plan, LayerClass::kEmbedding);
+  ends.head = ends.tied ? ends.embedding : PlannedAs(plan, LayerClass::kLmHead);
+  return ends;
+}
+
 void Add(const SizedTensor& sized, PlanTotals* totals) {
   ++totals->tensors;
   totals->parameters += sized.parameters;
@@ -95,6 +109,15 @@ int64_t RoutedShare(const ModelArchitecture& model, int64_t bytes) {
 }
 
 }  // namespace
+
+std::string FormatsText(const std::map<std::string, int64_t>& choices) {
+  std::string text;
+  for (const auto& [choice, parameters] : choices) {
+    text += text.empty() ? "" : ", ";
+    text += choice == "keep" ? "16 bits" : choice;
+  }
+  return text;
+}
 
 double PlanTotals::BitsPerWeight() const {
   return parameters == 0 ? 0.0 : 8.0 * static_cast<double>(bytes) / static_cast<double>(parameters);
@@ -126,6 +149,7 @@ Result<ModelPlan> MakeModelPlan(const ModelArchitecture& model,
     (tensor.routed ? plan.routed_bytes : plan.decode_bytes) += sized.device_bytes;
     (tensor.routed ? routed_bf16_bytes : plan.bf16_decode_bytes) += kKeptBytes * sized.parameters;
   }
+  plan.ends = EndsOf(model, plan);
   plan.decode_bytes += RoutedShare(model, plan.routed_bytes);
   plan.bf16_decode_bytes += RoutedShare(model, routed_bf16_bytes);
   for (const ModelTensor& tensor : model.prediction_tensors) {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "marlin/model_ends.h"
 #include "marlin/recipe.h"
 #include "marlin/status.h"
 #include "recipe/architecture.h"
@@ -31,11 +32,15 @@ struct ModelPlan {
   PlanTotals outside_layers;      ///< Embeddings, the final norm, lm_head.
   int64_t active_parameters = 0;  ///< Used by one token, the embedding table included.
   int64_t embedding_parameters = 0;
+  ModelEnds ends;
   int64_t device_bytes = 0;       ///< Weights as a device holds them: some 2:4 ones are expanded.
   int64_t decode_bytes = 0;       ///< Device bytes read per token at batch 1, without KV cache.
   int64_t bf16_decode_bytes = 0;  ///< decode_bytes with every tensor in 16 bits.
   int64_t routed_bytes = 0;       ///< device_bytes of routed experts.
 };
+
+/// "fp4_e2m1/g64, 16 bits": the formats of ModelPlan::choices.
+std::string FormatsText(const std::map<std::string, int64_t>& choices);
 
 /// A model in a device's memory: all of it, or as many experts of every layer as fit next to the
 /// rest, while the host keeps and computes the others.

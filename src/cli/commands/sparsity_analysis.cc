@@ -95,6 +95,7 @@ Result<std::vector<AnalyzedMatrix>> AnalyzeSparsity(const Checkpoint& checkpoint
   int64_t total = 0;
   for (const TensorInfo& tensor : checkpoint.tensors()) {
     if (!IsFloat(tensor.dtype) || recipe.Choose(tensor.name, tensor.shape).keep) continue;
+    if (IsModelEnd(ClassifyTensor(tensor.name))) continue;  // --sparsity does not prune them.
     chosen.push_back(&tensor);
     total += tensor.shape.ElementCount();
   }

@@ -150,6 +150,8 @@ TEST_F(ModelC, DescribesTheModel) {
   EXPECT_EQ(info.vocab_size, 1024);
   EXPECT_EQ(info.max_positions, 1024);
   EXPECT_EQ(info.bits_per_weight, 16);
+  EXPECT_EQ(info.embedding_bits_per_weight, 16);
+  EXPECT_EQ(info.head_bits_per_weight, 16);
   EXPECT_GT(info.parameters, 2000000);
   EXPECT_GT(info.bytes, info.parameters);
   EXPECT_STREQ(marlin_model_type(model_), "qwen3_moe");

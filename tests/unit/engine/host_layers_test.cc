@@ -108,6 +108,8 @@ TEST_P(HostLayersOf, HaveTheBitsOfTheWholeModel) {
       EXPECT_EQ(model.info().parameters, whole.info().parameters);
       EXPECT_EQ(model.info().host_bytes > 0, count < layers_);
       EXPECT_EQ(model.info().host_bytes_per_token > 0, count < layers_);
+      EXPECT_EQ(model.info().ends.embedding.format, whole.info().ends.embedding.format);
+      EXPECT_EQ(model.info().ends.head.format, whole.info().ends.head.format);
       EXPECT_EQ(RunCalls(model), logits);
       EXPECT_EQ(Draw(model), drawn);
     }

@@ -253,7 +253,8 @@ TEST_P(DecoderOnEveryLevel, LooksUpRowsOfTablesAndWeights) {
     want.insert(want.end(), all.begin() + id * 130, all.begin() + (id + 1) * 130);
   ExpectNear(out.view(), want, 0, 0, "table");
 
-  for (const Format format : {Format::kFp4E2M1, Format::kNf3, Format::kU4, Format::kFp32}) {
+  for (const Format format : {Format::kFp4E2M1, Format::kNf3, Format::kU4, Format::kInt5,
+                              Format::kInt6, Format::kU6, Format::kS8, Format::kFp32}) {
     Tensor dense(DType::kF32, {50, 130});
     dense.Fill(2);
     const TensorView kn = TensorView(dense.view()).Transposed();

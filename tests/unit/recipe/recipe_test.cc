@@ -39,11 +39,12 @@ TEST(FormatChoice, ZeroPointsExcludeSparsity) {
   EXPECT_THAT(status.message(), HasSubstr("in u4 the code of weight 0 depends"));
 }
 
-TEST(Recipe, AnotherSparsityIsThatOfEveryQuantizedClass) {
+TEST(Recipe, AnotherSparsityIsThatOfEveryQuantizedClassButTheEnds) {
   const auto sparse = MixedPrecisionConfig::DefaultMoe().WithSparsity(Sparsity::k24);
   ASSERT_TRUE(sparse.ok());
   for (const auto& [layer_class, choice] : sparse->classes()) {
-    EXPECT_EQ(choice.sparsity, Sparsity::k24) << LayerClassName(layer_class);
+    const Sparsity expected = IsModelEnd(layer_class) ? Sparsity::kDense : Sparsity::k24;
+    EXPECT_EQ(choice.sparsity, expected) << LayerClassName(layer_class);
   }
   const auto again = MixedPrecisionConfig::FromJson(sparse->ToJson());
   ASSERT_TRUE(again.ok()) << again.status().message();
@@ -114,9 +115,13 @@ TEST(Recipe, PresetsAreTheDocumentedOnes) {
   ASSERT_TRUE(uniform.ok());
   EXPECT_EQ(Chosen(*uniform, kExpert), "nf4/g32");
   EXPECT_EQ(Chosen(*uniform, kQuery), "nf4/g32");
+  for (const auto& recipe : {dense, moe, aggressive}) {
+    EXPECT_EQ(Chosen(recipe, kEmbedding), "s8/g64");
+    EXPECT_EQ(Chosen(recipe, "lm_head.weight"), "int6/g64");
+  }
+  EXPECT_EQ(Chosen(*uniform, kEmbedding), "keep");
+  EXPECT_EQ(Chosen(*uniform, "lm_head.weight"), "keep");
   for (const auto& recipe : {dense, moe, aggressive, *uniform}) {
-    EXPECT_EQ(Chosen(recipe, kEmbedding), "keep");
-    EXPECT_EQ(Chosen(recipe, "lm_head.weight"), "keep");
     EXPECT_EQ(Chosen(recipe, kRouter), "keep");
     EXPECT_EQ(Chosen(recipe, "model.layers.61.eh_proj.weight"), "keep");
     EXPECT_EQ(recipe.Choose("model.norm.weight", {64}).ToString(), "keep");

@@ -265,7 +265,9 @@ class DeltaRow : DeltaPlaces {
       write += scratch.dots[0][warp];
       decay += scratch.dots[1][warp];
     }
-    const float a = decay + bias;
+    const float norm = NormFactor(args_, scratch, layer_.attention_epsilon);
+    write *= norm;
+    const float a = __fmaf_rn(decay, norm, bias);
     // The logarithm of 1 + e^a, which above 20 is a in fp32.
     const float soft = a > 20.0f ? a : log1pf(expf(a));
     Inputs().decay = expf(-expf(log_decay) * soft);

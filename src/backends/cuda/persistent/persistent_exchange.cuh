@@ -56,7 +56,60 @@ MARLIN_DEVICE float AwaitWord(const uint32_t* from, uint32_t word, uint32_t tag)
   return ValueOf(word);
 }
 
-/// Splits whose words are requested at once.
+/// Requests a quad again if `polls`: without a branch, so that the requests of several quads are in
+/// flight together.
+MARLIN_DEVICE void PollQuadIf(bool polls, const uint32_t* from, uint4& v) {
+  asm volatile(
+      "{\n"
+      ".reg .pred polls;\n"
+      "setp.ne.s32 polls, %5, 0;\n"
+      "@polls ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+      "}\n"
+      : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
+      : "l"(from), "r"(polls ? 1 : 0)
+      : "memory");
+}
+
+/// Quads that a thread awaits together: one is not requested again after another has come, but with
+/// it, so that all together take no longer than the last of them.
+template <int kCount>
+struct AwaitedQuads {
+  const uint32_t* from;
+  uint4 words[kCount];
+
+  /// `place(i)`: where quad i is, from `from` on; `wanted(i)`: whether there is one.
+  template <typename Place, typename Wanted>
+  MARLIN_DEVICE AwaitedQuads(const uint32_t* first, uint32_t tag, const Place& place,
+                             const Wanted& wanted)
+      : from(first) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      words[i] = {tag, tag, tag, tag};
+      PollQuadIf(wanted(i), from + place(i), words[i]);
+    }
+#pragma unroll 1
+    while (!AreFresh(tag)) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        PollQuadIf(!IsFresh(words[i], tag), from + place(i), words[i]);
+      }
+    }
+  }
+
+  MARLIN_DEVICE float4 Value(int i) const {
+    return {ValueOf(words[i].x), ValueOf(words[i].y), ValueOf(words[i].z), ValueOf(words[i].w)};
+  }
+
+ private:
+  MARLIN_DEVICE bool AreFresh(uint32_t tag) const {
+    bool fresh = true;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) fresh = IsFresh(words[i], tag) && fresh;
+    return fresh;
+  }
+};
+
+/// Splits whose words are awaited together.
 inline constexpr int kMostAtOnce = 4;
 
 /// The sum over `splits` rows of words, `stride` apart, of four adjacent ones, in their order.
@@ -64,19 +117,39 @@ MARLIN_DEVICE float4 GatherSums(const uint32_t* from, int splits, int stride, ui
   float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll 1
   for (int first = 0; first < splits; first += kMostAtOnce) {
-    uint4 words[kMostAtOnce];
-#pragma unroll
-    for (int i = 0; i < kMostAtOnce; ++i) {
-      if (first + i < splits) words[i] = PollQuad(from + (first + i) * stride);
-    }
+    const AwaitedQuads<kMostAtOnce> quads(
+        from + first * stride, tag, [&](int i) { return i * stride; },
+        [&](int i) { return first + i < splits; });
 #pragma unroll
     for (int i = 0; i < kMostAtOnce; ++i) {
       if (first + i >= splits) break;
-      const float4 v = AwaitQuad(from + (first + i) * stride, words[i], tag);
+      const float4 v = quads.Value(i);
       sum = {sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w};
     }
   }
   return sum;
+}
+
+/// The same of two quads, the second one `distance` from the first.
+MARLIN_DEVICE void GatherTwoSums(const uint32_t* from, int distance, int splits, int stride,
+                                 uint32_t tag, float4& first_sum, float4& second_sum) {
+  constexpr int kSplits = kMostAtOnce / 2;
+  first_sum = {0.0f, 0.0f, 0.0f, 0.0f};
+  second_sum = first_sum;
+#pragma unroll 1
+  for (int first = 0; first < splits; first += kSplits) {
+    const AwaitedQuads<kMostAtOnce> quads(
+        from + first * stride, tag, [&](int i) { return (i / 2) * stride + (i % 2) * distance; },
+        [&](int i) { return first + i / 2 < splits; });
+#pragma unroll
+    for (int i = 0; i < kSplits; ++i) {
+      if (first + i >= splits) break;
+      const float4 v = quads.Value(2 * i);
+      const float4 w = quads.Value(2 * i + 1);
+      first_sum = {first_sum.x + v.x, first_sum.y + v.y, first_sum.z + v.z, first_sum.w + v.w};
+      second_sum = {second_sum.x + w.x, second_sum.y + w.y, second_sum.z + w.z, second_sum.w + w.w};
+    }
+  }
 }
 
 }  // namespace marlin::cuda

@@ -22,6 +22,8 @@
 //   The CTAs wait for each other, so all of them have to be resident: the launch is cooperative.
 #pragma once
 
+#include <type_traits>
+
 #include "backends/cuda/common/epilogue.cuh"
 #include "backends/cuda/persistent/persistent_attention.cuh"
 #include "backends/cuda/persistent/persistent_delta.cuh"
@@ -30,6 +32,13 @@
 #include "backends/cuda/persistent/persistent_tiles.cuh"
 
 namespace marlin::cuda {
+
+MARLIN_DEVICE float4 Times(const float4& x, const float4& w) {
+  return {x.x * w.x, x.y * w.y, x.z * w.z, x.w * w.w};
+}
+MARLIN_DEVICE float Dot(const float4& y, const float4& r) {
+  return __fmaf_rn(y.x, r.x, y.y * r.y) + __fmaf_rn(y.z, r.z, y.w * r.w);
+}
 
 /// A CTA of the kernel.
 template <bool kHybrid>
@@ -74,12 +83,14 @@ class PersistentBlock {
     for (int phase = args_.first_phase;; ++phase) {
       const auto which = static_cast<Phase>(phase % kPhases);
       const bool normalizes = which == Phase::kQkv || which == Phase::kGates;
-      float squares = 0.0f;
       if (normalizes) {
-        squares = AddBlock(phase);
-        if (phase == phases) break;
+        if (phase == phases) {
+          AddBlock(phase);
+          break;
+        }
         AwaitLayer(args_, which == Phase::kQkv ? LayerBarrier::kLayer : LayerBarrier::kMlp,
                    phase / kPhases);
+        Normalize(phase);
       } else if (which == Phase::kOut) {
         if constexpr (kHybrid) {
           uint32_t* const words = Words(phase / kPhases);
@@ -99,14 +110,9 @@ class PersistentBlock {
       const bool awaits_router = routes && (which == Phase::kOut || which == Phase::kGates);
       if (phase == args_.first_phase && which == Phase::kQkv) AllowCopies(args_, Phase::kQkv);
       if (!awaits_router) AllowCopies(args_, static_cast<Phase>((phase + 1) % kPhases));
-      if (normalizes) {
-        PrepareNormalized(phase, squares);
-        if (awaits_router) {
-          AllowCopies(args_, Phase::kGates);
-          AllowCopies(args_, Phase::kDown);
-        }
-      }
       SyncFirst<kPersistentThreads>();
+      if (which == Phase::kQkv) PublishArrival(phase / kPhases);
+      if (which == Phase::kGates) Route(phase);
       ring_.Begin(phase);
       const Schedule& schedule = tables_.ScheduleOf(tables_.GemmOf(phase));
       auto* const sums = reinterpret_cast<float*>(Memory() + args_.shared.sums);
@@ -128,18 +134,22 @@ class PersistentBlock {
     const PhaseGemm& gemm = tables_.GemmOf(phase);
     const bool is_low = SlotOrder::IsLow(phase);
     const uint32_t activations = Base() + args_.shared.activations;
-    switch (gemm.use) {
-      case ParameterUse::kOneScale:
-        MultiplyTiles<kKind, ParameterUse::kOneScale, kHybrid>(gemm, schedule, activations,
-                                                               first_tile, is_low, sums, ring_);
-        break;
-      case ParameterUse::kScales:
-        MultiplyTiles<kKind, ParameterUse::kScales, kHybrid>(gemm, schedule, activations,
-                                                             first_tile, is_low, sums, ring_);
-        break;
-      default:
-        MultiplyTiles<kKind, ParameterUse::kAll, kHybrid>(gemm, schedule, activations, first_tile,
-                                                          is_low, sums, ring_);
+    const auto multiply = [&](auto use, auto groups) {
+      MultiplyTiles<kKind, use, kHybrid, groups>(gemm, schedule, activations, first_tile, is_low,
+                                                 sums, ring_);
+    };
+    // The most common case has code without tests for the ends of groups.
+    constexpr std::integral_constant<int, 0> kAnyGroups;
+    constexpr std::integral_constant<int, 2> kTwoGroups;
+    const bool has_two = gemm.weights.groups_per_tile == 2 && gemm.shared_selection < 0;
+    if (gemm.use == ParameterUse::kOneScale) {
+      multiply(std::integral_constant<ParameterUse, ParameterUse::kOneScale>(), kAnyGroups);
+    } else if (gemm.use == ParameterUse::kScales && has_two) {
+      multiply(std::integral_constant<ParameterUse, ParameterUse::kScales>(), kTwoGroups);
+    } else if (gemm.use == ParameterUse::kScales) {
+      multiply(std::integral_constant<ParameterUse, ParameterUse::kScales>(), kAnyGroups);
+    } else {
+      multiply(std::integral_constant<ParameterUse, ParameterUse::kAll>(), kAnyGroups);
     }
   }
 
@@ -224,105 +234,102 @@ class PersistentBlock {
     }
   }
 
-  /// residual += the sums of the phase before. Returns the squares of the thread's elements.
-  MARLIN_DEVICE float AddBlock(int phase) {
+  /// residual += the sums of the phase before.
+  MARLIN_DEVICE void AddBlock(int phase) {
+#pragma unroll 1
+    for (int i = thread_; i < args_.features / 4; i += kPersistentThreads) AddQuad(phase, i);
+  }
+  /// The same for four adjacent elements, which it returns.
+  MARLIN_DEVICE float4 AddQuad(int phase, int i) {
+    float4 x = Residual()[i];
+    if (phase == args_.first_phase) return x;
     const int index = (phase - 1) / kPhases;
     const uint32_t* const words =
         Words(index) + args_.exchange.phases[(phase + kPhases - 1) % kPhases];
+    const PhaseGemm& gemm = tables_.GemmOf(phase - 1);
+    const float4 block = GatherSums(words + 4 * i, gemm.splits, gemm.columns, Tag(index));
+    x = {x.x + block.x, x.y + block.y, x.z + block.z, x.w + block.w};
+    Residual()[i] = x;
+    return x;
+  }
+
+  /// AddBlock; then the residual times its norm's weights, to the activations, and zeros up to
+  /// whole tiles. The norm's factor is that of all sums, which are multiplied by it when they are
+  /// there (NormFactor): nothing waits for it. With a router also the warps' parts of the CTA's
+  /// logits, to the scratch, or of a gated delta net's write and decay, both without the factor.
+  MARLIN_DEVICE void Normalize(int phase) {
+    const int quads = args_.features / 4;
+    const bool attends = phase % kPhases == static_cast<int>(Phase::kQkv);
+    const PersistentLayer& layer = LayerOf(phase);
+    const auto* const weights =
+        reinterpret_cast<const float4*>(Memory() + args_.shared.norms) + (attends ? 0 : quads);
+    int rows = layer.router != nullptr && !attends ? Scratch().router_rows : 0;
+    int rows_at = args_.shared.router;
+    if (kHybrid && attends) {
+      rows_at = args_.shared.delta_rows;
+      const bool mixes =
+          layer.delta_rows != nullptr && Scratch().delta.head < args_.delta.value_heads;
+      rows = mixes ? 2 : 0;
+    }
+    const auto* router = reinterpret_cast<const float4*>(Memory() + rows_at);
     float squares = 0.0f;
+    float dot = 0.0f;
 #pragma unroll 1
-    for (int i = thread_; i < args_.features / 4; i += kPersistentThreads) {
-      float4 x = Residual()[i];
-      if (phase > args_.first_phase) {
-        const PhaseGemm& gemm = tables_.GemmOf(phase - 1);
-        const float4 block = GatherSums(words + 4 * i, gemm.splits, gemm.columns, Tag(index));
-        x = {x.x + block.x, x.y + block.y, x.z + block.z, x.w + block.w};
-        Residual()[i] = x;
-      }
+    for (int i = thread_; i < quads; i += kPersistentThreads) {
+      const float4 x = AddQuad(phase, i);
+      const float4 y = Times(x, weights[i]);
+      StoreActivations(args_, i, y);
       squares += __fmaf_rn(x.x, x.x, x.y * x.y) + __fmaf_rn(x.z, x.z, x.w * x.w);
+      if (rows > 0) dot += Dot(y, router[i]);
     }
-    return squares;
+    StoreWarpSum(squares, Scratch().squares);
+    if (rows > 0) StoreWarpSum(dot, Scratch().dots[0]);
+#pragma unroll 1
+    for (int row = 1; row < rows; ++row) {
+      router += quads;
+      dot = 0.0f;
+#pragma unroll 1
+      for (int i = thread_; i < quads; i += kPersistentThreads) {
+        dot += Dot(Times(Residual()[i], weights[i]), router[i]);
+      }
+      StoreWarpSum(dot, Scratch().dots[row]);
+    }
+    for (int i = quads + thread_; i < tables_.GemmOf(phase).k_tiles * (kTileK / 4);
+         i += kPersistentThreads) {
+      StoreActivations(args_, i, {0.0f, 0.0f, 0.0f, 0.0f});
+    }
+  }
+  /// Stores the sum of a warp's values in its place.
+  MARLIN_DEVICE void StoreWarpSum(float value, float* sums) const {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
+    if (thread_ % 32 == 0) sums[thread_ / 32] = value;
   }
 
-  /// The factor of the residual's norm. `squares`: of this thread's elements.
-  MARLIN_DEVICE float NormFactor(float squares, float epsilon) {
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) squares += __shfl_xor_sync(~0u, squares, step);
-    if (thread_ % 32 == 0) Scratch().squares[thread_ / 32] = squares;
-    SyncFirst<kPersistentThreads>();
-    // Every warp adds the warps' parts, in the same order.
-    float sum = Scratch().squares[thread_ % kPersistentWarps];
-#pragma unroll
-    for (int step = kPersistentWarps / 2; step > 0; step /= 2) {
-      sum += __shfl_xor_sync(~0u, sum, step);
-    }
-    return rsqrtf(__fdividef(sum, static_cast<float>(args_.features)) + epsilon);
+  /// Says that this CTA has read everything of the previous layer.
+  MARLIN_DEVICE void PublishArrival(int index) const {
+    if (thread_ != 0) return;
+    PublishWord(Words(index) + args_.exchange.arrived + blockIdx.x, 0.0f, Tag(index));
   }
 
-  /// Normalizes the residual to the activations, and routes the token if the layer has experts.
-  MARLIN_DEVICE void PrepareNormalized(int phase, float squares) {
+  /// Routes the token, if the layer has experts, whose tiles may then be copied.
+  MARLIN_DEVICE void Route(int phase) {
     const PersistentLayer& layer = LayerOf(phase);
     const int index = phase / kPhases;
-    if (phase % kPhases == static_cast<int>(Phase::kQkv)) {
-      const bool mixes =
-          kHybrid && layer.delta_rows != nullptr && Scratch().delta.head < args_.delta.value_heads;
-      Normalize(phase, layer.attention_epsilon, mixes ? 2 : 0, squares);
-      // Everything of the layer before has been read.
-      if (thread_ == 0) {
-        PublishWord(Words(index) + args_.exchange.arrived + blockIdx.x, 0.0f, Tag(index));
-      }
-      return;
-    }
     const bool awaits = thread_ < static_cast<int>(gridDim.x);
     const uint32_t* const others = Words(index) + args_.exchange.arrived + thread_;
     const uint32_t arrived = awaits ? PollWord(others) : 0;
-    const int rows = layer.router != nullptr ? Scratch().router_rows : 0;
-    Normalize(phase, layer.mlp_epsilon, rows, squares);
-    if (layer.router != nullptr) SyncFirst<kPersistentThreads>();
     const ExpertChoice<kHybrid> choice(args_, layer, Words(index) + args_.exchange.logits,
                                        Tag(index));
     choice.PublishLogits();
     if constexpr (kHybrid) DeltaRow(args_, layer).StoreWindow();
     // Every CTA has read all of the layer before.
     if (awaits) AwaitWord(others, arrived, Tag(index));
-    if (layer.router != nullptr) choice.Route();
-  }
-
-  /// The residual times its norm's weights, to the activations, and zeros up to whole tiles; with a
-  /// router also the warps' parts of the CTA's logits, to the scratch; or of a gated delta net's
-  /// write and decay.
-  MARLIN_DEVICE void Normalize(int phase, float epsilon, int rows, float squares) {
-    const int quads = args_.features / 4;
-    const bool attends = phase % kPhases == static_cast<int>(Phase::kQkv);
-    const auto* const weights =
-        reinterpret_cast<const float4*>(Memory() + args_.shared.norms) + (attends ? 0 : quads);
-    const int rows_at = kHybrid && attends ? args_.shared.delta_rows : args_.shared.router;
-    const auto* router = reinterpret_cast<const float4*>(Memory() + rows_at);
-    const float factor = NormFactor(squares, epsilon);
-#pragma unroll 1
-    for (int row = 0; row < max(rows, 1); ++row) {
-      float dot = 0.0f;
-#pragma unroll 1
-      for (int i = thread_; i < quads; i += kPersistentThreads) {
-        const float4 x = Residual()[i];
-        const float4 w = weights[i];
-        const float4 y = {x.x * factor * w.x, x.y * factor * w.y, x.z * factor * w.z,
-                          x.w * factor * w.w};
-        if (row == 0) StoreActivations(args_, i, y);
-        if (rows == 0) continue;
-        const float4 r = router[i];
-        dot += __fmaf_rn(y.x, r.x, y.y * r.y) + __fmaf_rn(y.z, r.z, y.w * r.w);
-      }
-      if (rows == 0) break;
-#pragma unroll
-      for (int step = 16; step > 0; step /= 2) dot += __shfl_xor_sync(~0u, dot, step);
-      if (thread_ % 32 == 0) Scratch().dots[row][thread_ / 32] = dot;
-      router += quads;
-    }
-    for (int i = quads + thread_; i < tables_.GemmOf(phase).k_tiles * (kTileK / 4);
-         i += kPersistentThreads) {
-      StoreActivations(args_, i, {0.0f, 0.0f, 0.0f, 0.0f});
-    }
+    if (layer.router == nullptr) return;
+    choice.Route();
+    AllowCopies(args_, Phase::kGates);
+    AllowCopies(args_, Phase::kDown);
+    SyncFirst<kPersistentThreads>();
   }
 
   MARLIN_DEVICE void PrepareOut(int phase) {
@@ -375,20 +382,12 @@ class PersistentBlock {
       float4 h = {0.0f, 0.0f, 0.0f, 0.0f};
       if (element < inner) {
         const uint32_t* const from = words + segment * of_copy + element;
-        float4 g;
-        float4 u;
-        if (gates.splits == 1) {
-          const uint4 first = PollQuad(from);
-          const uint4 second = PollQuad(from + to_up);
-          g = AwaitQuad(from, first, tag);
-          u = AwaitQuad(from + to_up, second, tag);
-        } else {
-          g = GatherSums(from, gates.splits, gates.columns, tag);
-          u = GatherSums(from + to_up, gates.splits, gates.columns, tag);
-        }
         const float factor = layer.experts == nullptr ? 1.0f
                                                       : Scratch().weights[segment] *
                                                             tables_.Chosen(segment).down_multiplier;
+        float4 g;
+        float4 u;
+        GatherTwoSums(from, to_up, gates.splits, gates.columns, tag, g, u);
         h = {GateProduct<true>(args_.gate, g.x, u.x) * factor,
              GateProduct<true>(args_.gate, g.y, u.y) * factor,
              GateProduct<true>(args_.gate, g.z, u.z) * factor,
@@ -417,6 +416,11 @@ class PersistentBlock {
     const ScheduledUnit unit = UnitAt(schedule, local);
     const int output = thread_ % kStripOutputs;
     const int n = static_cast<int>(unit.output) + output;
+    float norm = 1.0f;
+    if (phase == Phase::kQkv || phase == Phase::kGates) {
+      norm = NormFactor(args_, Scratch(),
+                        phase == Phase::kQkv ? layer.attention_epsilon : layer.mlp_epsilon);
+    }
     const bool adds_bias = unit.first_split != 0 && n < gemm.n;
     const float* bias = gemm.bias;
     if (layer.experts == nullptr || phase < Phase::kGates) {
@@ -430,6 +434,7 @@ class PersistentBlock {
       published.bias = BiasOfDowns(n);
     }
     if (bias != nullptr && adds_bias) published.bias += bias[unit.side * gemm.n + n];
+    published.factor *= norm;
     published.to = Words(phase_number / kPhases) + args_.exchange.phases[static_cast<int>(phase)] +
                    unit.word + output;
     published.warps = unit.warps;
@@ -476,12 +481,12 @@ class PersistentBlock {
   TileRing ring_;
 };
 
-/// The warpgroup that copies.
+/// The warpgroup that copies: two warps copy tiles, the two between them the mixers' inputs.
 template <bool kHybrid>
 MARLIN_DEVICE void RunCopiers(const PersistentArguments& args) {
   const auto thread = static_cast<int>(threadIdx.x);
-  if (thread < kFirstKeyCopier) {
-    TileCopier<kHybrid>(args).Run();
+  if (thread < kFirstKeyCopier || thread >= kFirstKeyCopier + kKeyCopiers) {
+    TileCopier<kHybrid>(args, thread < kFirstKeyCopier ? 0 : 1).Run();
   } else if (thread < kFirstKeyCopier + kKeyCopiers) {
     if constexpr (kHybrid) {
       CopyMixers(args, thread - kFirstKeyCopier);

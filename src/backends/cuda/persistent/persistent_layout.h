@@ -252,7 +252,7 @@ struct PersistentScratch {
   AttentionPart attention[kMostCacheGroups];
   DeltaPart delta;
   double router[kPersistentWarps];
-  float squares[kPersistentWarps];
+  alignas(16) float squares[kPersistentWarps];
   float dots[kMostRouterRows][kPersistentWarps];
   int32_t ids[kMostChosenExperts];
   float weights[kMostChosenExperts];

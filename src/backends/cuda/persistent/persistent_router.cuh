@@ -125,8 +125,10 @@ class ExpertChoice {
     const bool has_bias = layer_.router_bias != nullptr && expert < args_.router.experts;
     float logit = has_bias ? layer_.router_bias[expert] : 0.0f;
     if (layer_.router != nullptr) {
+      float dot = 0.0f;
 #pragma unroll
-      for (int warp = 0; warp < kPersistentWarps; ++warp) logit += Scratch().dots[thread_][warp];
+      for (int warp = 0; warp < kPersistentWarps; ++warp) dot += Scratch().dots[thread_][warp];
+      logit = __fmaf_rn(dot, NormFactor(args_, Scratch(), layer_.mlp_epsilon), logit);
     }
     PublishWord(logits_ + expert, logit, tag_);
   }

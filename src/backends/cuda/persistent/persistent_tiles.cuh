@@ -81,6 +81,18 @@ MARLIN_DEVICE void StoreActivations(const PersistentArguments& args, int quad, c
                                                                         Bf16x2::Pack(v.z, v.w)};
 }
 
+/// The factor of the norm whose inputs' squares the warps have summed.
+MARLIN_DEVICE float NormFactor(const PersistentArguments& args, const PersistentScratch& scratch,
+                               float epsilon) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int warp = 0; warp < kPersistentWarps; warp += 4) {
+    const float4 v = *reinterpret_cast<const float4*>(scratch.squares + warp);
+    sum += (v.x + v.y) + (v.z + v.w);
+  }
+  return rsqrtf(__fdividef(sum, static_cast<float>(args.features)) + epsilon);
+}
+
 /// The order of a ring's slots, and how often each was used, in one register. Tiles of kQkv and
 /// kOut take the first kLowSlots in turn, because the memory of the others has the keys meanwhile;
 /// the others begin after them in every layer.
@@ -155,12 +167,13 @@ MARLIN_DEVICE void AllowCopies(const PersistentArguments& args, Phase phase) {
   if (threadIdx.x < ArrivalsOf(kPersistentThreads)) Arrive(AddressOf(args, AllowedOf(phase)));
 }
 
-/// The warp that copies all warps' tiles, one warp's per lane, and the layers' tables.
+/// A warp that copies half of the warps' tiles, one warp's per lane; the first one also the layers'
+/// tables. Two issue twice as fast as one.
 template <bool kHybrid>
 class TileCopier {
  public:
-  MARLIN_DEVICE explicit TileCopier(const PersistentArguments& args)
-      : tables_{args}, ring_(args, Lane()) {}
+  MARLIN_DEVICE TileCopier(const PersistentArguments& args, int half)
+      : tables_{args}, half_(half), ring_(args, FirstWarp() + Lane()) {}
 
   static MARLIN_DEVICE void InitBarriers(const PersistentArguments& args) {
     if (Lane() == kPersistentWarps) {
@@ -168,7 +181,7 @@ class TileCopier {
         const auto barrier = static_cast<LayerBarrier>(i);
         const int arrivals = barrier >= LayerBarrier::kAllowed ? ArrivalsOf(kPersistentThreads)
                              : barrier == LayerBarrier::kKeys  ? kKeyCopiers
-                                                               : 1;
+                                                               : 2;  // Both TileCopiers.
         InitBarrier(AddressOf(args, barrier), arrivals);
       }
     }
@@ -202,12 +215,18 @@ class TileCopier {
   }
 
  private:
+  static constexpr int kWarps = kPersistentWarps / 2;
+
   static MARLIN_DEVICE int Lane() { return static_cast<int>(threadIdx.x) & 31; }
+  MARLIN_DEVICE int FirstWarp() const { return half_ * kWarps; }
+
+  // The warp that copies no tables arrives at their barriers too: so it never falls a layer behind.
 
   MARLIN_DEVICE void CopyLayer(int layer) const {
     if (!ElectOne()) return;
     const PersistentArguments& args = tables_.args;
     const uint32_t barrier = AddressOf(args, LayerBarrier::kLayer);
+    if (half_ != 0) return Arrive(barrier);
     const uint32_t base = SharedAddress(Memory());
     const PersistentLayer* const from = args.layers + layer;
     constexpr int kBytes = sizeof(PersistentLayer);
@@ -242,6 +261,7 @@ class TileCopier {
     const PersistentArguments& args = tables_.args;
     const PersistentLayer& layer = tables_.LayerOf(index);
     const uint32_t barrier = AddressOf(args, LayerBarrier::kMlp);
+    if (half_ != 0) return Arrive(barrier);
     const uint32_t base = SharedAddress(Memory());
     const int row_bytes = args.features * 4;
     const bool routes = layer.experts != nullptr;
@@ -264,8 +284,8 @@ class TileCopier {
     const bool is_low = SlotOrder::IsLow(phase);
     order_.Begin(phase, tables_.args.slots);
 #pragma unroll 1
-    for (int first = 0; first < schedule.tiles; first += kPersistentWarps) {
-      if (Lane() < kPersistentWarps && first + Lane() < schedule.tiles) {
+    for (int first = FirstWarp(); first < schedule.tiles; first += kPersistentWarps) {
+      if (Lane() < kWarps && first + Lane() < schedule.tiles) {
         const ScheduledTile tile = TileAt(schedule, first + Lane());
         const uint8_t* const from = tables_.Find(phase, tile);
         const int bytes = Tables::LayoutOf<kHybrid>(gemm, tile).tile_bytes;
@@ -279,6 +299,7 @@ class TileCopier {
   }
 
   const Tables tables_;
+  const int half_;
   RingAddress ring_;
   SlotOrder order_;
 };
@@ -312,8 +333,9 @@ class TileRing {
 };
 
 /// Multiplies a warp's tiles of a phase, and stores its part of each unit's sums.
-/// `activations`: of the CTA's first k-tile, `first_tile`, in shared memory.
-template <CodeKind kKind, ParameterUse kUse, bool kHybrid>
+/// `activations`: of the CTA's first k-tile, `first_tile`, in shared memory. `kGroups`: as
+/// TileProduct::Run.
+template <CodeKind kKind, ParameterUse kUse, bool kHybrid, int kGroups = 0>
 MARLIN_DEVICE void MultiplyTiles(const PhaseGemm& gemm, const Schedule& schedule,
                                  uint32_t activations, int first_tile, bool is_low, float* sums,
                                  TileRing& ring) {
@@ -350,9 +372,10 @@ MARLIN_DEVICE void MultiplyTiles(const PhaseGemm& gemm, const Schedule& schedule
     }
     const uint32_t rows[1] = {activations + (lane >> 3) * 16 +
                               (tile.k_tile - first_tile) * (kTileK * 2)};
-    TileProduct<kKind, T, kUse, 1, 1>::Run(ring.Await(is_low),
-                                           Tables::LayoutOf<kHybrid>(gemm, tile), rows, tile_lane,
-                                           mode, table, acc, [&] { ring.Release(); });
+    const uint32_t at = ring.Await(is_low);
+    TileProduct<kKind, T, kUse, 1, 1>::template Run<kGroups>(
+        at, Tables::LayoutOf<kHybrid>(gemm, tile), rows, tile_lane, mode, table, acc,
+        [&] { ring.Release(); });
   }
   if (open >= 0) flush();
 }

@@ -198,6 +198,19 @@ class PersistentOnGpu : public ::testing::TestWithParam<Case> {
     return logits;
   }
 
+  /// The same; of a model with states, at least 28 tokens, four at a time: an expert that is
+  /// selected otherwise changes all later tokens of its part, but not the median.
+  static std::vector<float> DecodeInParts(const Model& model, int prompt, int tokens) {
+    if (!GetParam().config.contains("linear_num_key_heads")) return Decode(model, prompt, tokens);
+    constexpr int kPart = 4;
+    std::vector<float> logits;
+    for (int done = 0; done < std::max(tokens, 7 * kPart); done += kPart) {
+      const std::vector<float> part = Decode(model, prompt + done, kPart);
+      logits.insert(logits.end(), part.begin(), part.end());
+    }
+    return logits;
+  }
+
   /// The median over tokens of the relative distances of their logits: where two experts score
   /// nearly the same, either path may select the other one for some token.
   static double Distance(const std::vector<float>& a, const std::vector<float>& b) {
@@ -229,9 +242,9 @@ TEST_P(PersistentOnGpu, IsAsNearToFp32AsTheOperations) {
   const Model exact = Load(without, true);
   for (const auto& [prompt, tokens] : {std::pair(0, 70), std::pair(300, 8), std::pair(1500, 4)}) {
     SCOPED_TRACE(fmt::format("{} + {} tokens", prompt, tokens));
-    const std::vector<float> wanted = Decode(exact, prompt, tokens);
-    const std::vector<float> mine = Decode(persistent, prompt, tokens);
-    const std::vector<float> others = Decode(chain, prompt, tokens);
+    const std::vector<float> wanted = DecodeInParts(exact, prompt, tokens);
+    const std::vector<float> mine = DecodeInParts(persistent, prompt, tokens);
+    const std::vector<float> others = DecodeInParts(chain, prompt, tokens);
     const double distance = Distance(mine, wanted);
     const double reference = Distance(others, wanted);
     EXPECT_LT(distance, 1.5 * reference + 1e-3);
@@ -244,7 +257,7 @@ TEST_P(PersistentOnGpu, IsAsNearToFp32AsTheOperations) {
     fmt::print("{} {}+{}: {:.2e}, operations {:.2e}\n", GetParam().name, prompt, tokens, distance,
                reference);
     // Nothing depends on timing.
-    EXPECT_EQ(Decode(persistent, prompt, tokens), mine);
+    EXPECT_EQ(DecodeInParts(persistent, prompt, tokens), mine);
   }
 }
 

@@ -76,20 +76,33 @@ class WarpSoftmax {
         keys + ((lane_ & 7) + (lane_ >> 4) * 8) * operands_.key_row + (lane_ >> 3 & 1) * 16;
     float(&low)[4] = reinterpret_cast<float(&)[4]>(scores[0]);
     float(&high)[4] = reinterpret_cast<float(&)[4]>(scores[4]);
+    StepOperands next;
+    next.Load(query, rest, key);
+    // A step's operands are loaded during the previous products.
 #pragma unroll 4
     for (int step = 0; step < key_steps_; ++step) {
-      uint32_t a[4];
-      uint32_t b[4];
-      uint32_t k[4];
-      LoadMatrices(a, query + step * 32);
-      LoadMatrices(b, rest + step * 32);
-      LoadMatrices(k, key + step * 32);
-      MultiplyAdd<Bf16x2>(low, a, k[0], k[1]);
-      MultiplyAdd<Bf16x2>(high, a, k[2], k[3]);
-      MultiplyAdd<Bf16x2>(low, b, k[0], k[1]);
-      MultiplyAdd<Bf16x2>(high, b, k[2], k[3]);
+      const StepOperands now = next;
+      const int to_next = (step + 1) * 32;
+      if (step + 1 < key_steps_) next.Load(query + to_next, rest + to_next, key + to_next);
+      MultiplyAdd<Bf16x2>(low, now.queries, now.keys[0], now.keys[1]);
+      MultiplyAdd<Bf16x2>(high, now.queries, now.keys[2], now.keys[3]);
+      MultiplyAdd<Bf16x2>(low, now.rests, now.keys[0], now.keys[1]);
+      MultiplyAdd<Bf16x2>(high, now.rests, now.keys[2], now.keys[3]);
     }
   }
+
+  /// The operands of 16 features.
+  struct StepOperands {
+    uint32_t queries[4];
+    uint32_t rests[4];
+    uint32_t keys[4];
+
+    MARLIN_DEVICE void Load(uint32_t query, uint32_t rest, uint32_t key) {
+      LoadMatrices(queries, query);
+      LoadMatrices(rests, rest);
+      LoadMatrices(keys, key);
+    }
+  };
 
   MARLIN_DEVICE void AddValues(uint32_t values, const typename Rows::WeightsOf16& weights) {
     // Without a branch after every tile, loads and products of several tiles overlap. With more

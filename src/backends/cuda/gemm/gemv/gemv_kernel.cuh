@@ -126,14 +126,15 @@ struct TileProduct {
   using Parameters = StripParameters<kStrips>;
 
   /// Calls `release` once, when the tile has been read: with one group that is before most of the
-  /// MMAs, so that the stage is nearly always being refilled.
-  template <typename Release>
+  /// MMAs, so that the stage is nearly always being refilled. `kGroups`: the tile's groups, if they
+  /// are known; 0: they are the view's.
+  template <int kGroups = 0, typename Release>
   static MARLIN_DEVICE void Run(uint32_t tile, const TileView& view,
                                 const uint32_t (&activations)[kOctets], const TileLane& lane,
                                 const ParameterMode& mode, const Table& table, Sums& acc,
                                 const Release& release) {
     const int tile_bytes = view.tile_bytes;
-    const int groups = view.groups_per_tile;
+    const int groups = kGroups > 0 ? kGroups : view.groups_per_tile;
     const uint32_t first_parameters = tile + TileCodeBytes(kBits) + lane.parameters;
     uint32_t words[2][kRows][kBits];
 #pragma unroll
@@ -256,10 +257,10 @@ MARLIN_DEVICE void FinishUnit(const GemvArguments& args, const GemvBlock<kStrips
 template <CodeKind kKind, typename T, int kStrips, typename Stream>
 MARLIN_DEVICE void RequestByLanes(const GemvArguments& args, const GemvBlock<kStrips>& block,
                                   Stream& stream, uint32_t base) {
-  const int thread = static_cast<int>(threadIdx.x);
   stream.Refill(RingStage{block.ring});
-  if (thread < args.pieces) {
-    InitBarrier(block.arrived + 8 * thread, static_cast<int>(blockDim.x));
+  // One lane of a warp: compute-sanitizer takes the addresses of all lanes for mbarriers.
+  if (block.lane == 0 && block.warp < args.pieces) {
+    InitBarrier(block.arrived + 8 * block.warp, static_cast<int>(blockDim.x));
   }
   __syncthreads();
   CopyActivations(args, block.first_tile * kTileK, block.activations, block.arrived);
