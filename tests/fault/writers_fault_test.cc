@@ -54,6 +54,7 @@ class Writers : public ::testing::Test {
     testing::WriteFile(source_ + "/config.json", "{\"model_type\": \"qwen3_moe\"}");
     testing::WriteFile(source_ + "/tokenizer.json", "{}");
     options_.recipe = MixedPrecisionConfig::DefaultMoe();
+    options_.recipe.Set(LayerClass::kEmbedding, FormatChoice());  // One tensor is copied.
     options_.shard_bytes = 1200;
   }
   void TearDown() override { alarm(0); }

@@ -260,7 +260,7 @@ MixedPrecisionConfig Maker::Recipe(bool decoder) {
     if (Chance(4)) recipe = MixedPrecisionConfig::DefaultMoe();
     if (Chance(6)) recipe = MixedPrecisionConfig::AggressiveMoe();
     for (int64_t i = Below(3); i > 0; --i) {
-      // Runnable decoders keep their embeddings, norms and routers.
+      // Runnable decoders keep their norms and routers, and with uniform recipes their embeddings.
       const std::string pattern = Pick<std::string>(
           {"*down_proj*", "*experts.1.*", "*q_proj*", decoder ? "*o_proj*" : "*"});
       const Result<FormatChoice> choice = ParseFormatChoice(Chance(4) ? "keep" : Choice());
