@@ -8,10 +8,18 @@
     bench/random_model.py qwen3-30b-a3b --fp4 -o /tmp/qwen3-fp4
     metal-marlin bench load /tmp/qwen3-fp4 --device cuda
 
+    bench/random_model.py moonlight-16b-a3b --predictable 163840 -o /tmp/moonlight
+    metal-marlin bench model /tmp/moonlight --device cuda --speculate 8 --draft mtp
+
 Needs PyTorch and safetensors. Weights are bf16, normal with a deviation of 1 / sqrt(in features),
 so that activations keep their size. With --fp4 the quantized directory itself is written, random
 codes with scales of that size, without the space and the time of the bf16 one; its tensors have no
 checksums. This needs libxxhash.
+
+With --predictable N, tokens follow each other in cycles of N: layers compute as always and add
+nothing, and the head knows the next token of each. Short cycles are texts for prompt lookup. The
+layer that predicts further tokens (MTP) of a moonlight guesses right, and so does any other shape
+with the same cycle and --vocab as a draft model.
 """
 
 from __future__ import annotations
@@ -217,7 +225,8 @@ def deepseek_tensors(config: dict[str, Any], prefix: str) -> Shapes:
     yield from latent_tensors(config, prefix)
     layer = int(prefix.split(".")[2])
     modules = {prefix + "mlp.": config["intermediate_size"]}
-    if layer >= config["first_k_dense_replace"]:
+    # The layer that predicts further tokens has experts in any case.
+    if layer >= min(config["first_k_dense_replace"], config["num_hidden_layers"]):
         inner = config["moe_intermediate_size"]
         experts = config["n_routed_experts"]
         modules = {f"{prefix}mlp.experts.{e}.": inner for e in range(experts)}
@@ -326,18 +335,26 @@ def parts_of(config: dict[str, Any]) -> list[list[tuple[str, tuple[int, ...]]]]:
     ]
     if not config["tie_word_embeddings"]:
         outer.append(("lm_head.weight", (config["vocab_size"], hidden)))
-    layers = range(config["num_hidden_layers"])
-    return [outer, *(list(layer_tensors(config, f"model.layers.{layer}.")) for layer in layers)]
+    layers = config["num_hidden_layers"]
+    parts = [list(layer_tensors(config, f"model.layers.{layer}.")) for layer in range(layers)]
+    for layer in range(layers, layers + config.get("num_nextn_predict_layers", 0)):
+        prefix = f"model.layers.{layer}."
+        parts.append([
+            *layer_tensors(config, prefix),
+            *((prefix + name, (hidden,))
+              for name in ("enorm.weight", "hnorm.weight", "shared_head.norm.weight")),
+            (prefix + "eh_proj.weight", (hidden, 2 * hidden)),
+        ])
+    return [outer, *parts]
 
 
-def write(config: dict[str, Any], directory: Path) -> None:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+def write(config: dict[str, Any], directory: Path, weights: Weights) -> None:
     parts = parts_of(config)
     weight_map: dict[str, str] = {}
     size = 0
     for i, part in enumerate(parts):
         file = f"model-{i + 1:05d}-of-{len(parts):05d}.safetensors"
-        tensors = {name: random_tensor(shape, device) for name, shape in part}
+        tensors = {name: weights.make(name, shape) for name, shape in part}
         save_file(tensors, directory / file, metadata={"format": "pt"})
         weight_map.update(dict.fromkeys(tensors, file))
         size += sum(tensor.nbytes for tensor in tensors.values())
@@ -348,6 +365,45 @@ def write(config: dict[str, Any], directory: Path) -> None:
 
 def write_json(path: Path, document: dict[str, Any]) -> None:
     path.write_text(json.dumps(document))
+
+
+# The matrices whose results are added to the hidden states.
+ADDED = ("o_proj", "down_proj", "out_proj", "output_linear")
+
+
+class Weights:
+    """Makes the tensors of a model."""
+
+    def __init__(self, cycle: int | None) -> None:
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._cycle = cycle
+        self._embedding: torch.Tensor | None = None
+
+    def adds_nothing(self, name: str) -> bool:
+        return self._cycle is not None and name.split(".")[-2] in ADDED
+
+    def make(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        if self._cycle is None:
+            return random_tensor(shape, self.device)
+        if name == "lm_head.weight":
+            assert self._embedding is not None
+            return self._embedding[predecessors(shape[0], self._cycle)].contiguous()
+        if self.adds_nothing(name):
+            return torch.zeros(shape, dtype=torch.bfloat16)
+        if name.endswith("eh_proj.weight"):
+            # The embedding of the last token, without the hidden state.
+            return torch.eye(*shape).to(torch.bfloat16)
+        made = random_tensor(shape, self.device)
+        if name == "model.embed_tokens.weight":
+            self._embedding = made
+        return made
+
+
+def predecessors(vocab: int, cycle: int) -> torch.Tensor:
+    """The token before each, in cycles of adjacent ids; the last one may be shorter."""
+    tokens = torch.arange(vocab)
+    last = (tokens + cycle - 1).clamp(max=vocab - 1)
+    return torch.where(tokens % cycle == 0, last, tokens - 1)
 
 
 class Stored(NamedTuple):
@@ -371,7 +427,7 @@ CLASSES = {
 EXPERT = ("moe_expert", 128)
 
 
-def fp4_part(part: list[tuple[str, tuple[int, ...]]], device: str,
+def fp4_part(part: list[tuple[str, tuple[int, ...]]], weights: Weights,
              modules: dict[str, Any]) -> dict[str, Stored]:
     """The stored tensors of a part; adds its modules, docs/formats/checkpoint.md."""
     stored: dict[str, Stored] = {}
@@ -380,7 +436,7 @@ def fp4_part(part: list[tuple[str, tuple[int, ...]]], device: str,
     for name, shape in part:
         pieces = name.split(".")
         if pieces[-2] not in CLASSES:
-            stored[name] = Stored("BF16", random_tensor(shape, device))
+            stored[name] = Stored("BF16", weights.make(name, shape))
             continue
         if "experts" in pieces:
             pieces[pieces.index("experts") + 1] = "*"
@@ -397,9 +453,11 @@ def fp4_part(part: list[tuple[str, tuple[int, ...]]], device: str,
             "layer_class": layer_class, "source_layout": "out_in",
         }
         base = module.replace(".*.", ".").removesuffix("weight")
-        codes = torch.randint(-2**31, 2**31, (*stack, k // 8, n), dtype=torch.int32, device=device)
+        codes = torch.randint(-2**31, 2**31, (*stack, k // 8, n), dtype=torch.int32,
+                              device=weights.device)
         # Codes are as large as 6; the mean square of all is a normal number's times 2.9.
-        scales = (torch.rand((*stack, k // group, n), device=device) + 0.5) * k**-0.5 / 2.9
+        size = 0.0 if weights.adds_nothing(module) else k**-0.5 / 2.9
+        scales = (torch.rand((*stack, k // group, n), device=weights.device) + 0.5) * size
         stored[base + "qweight"] = Stored("U32", codes.cpu())
         stored[base + "scales"] = Stored("F16", scales.to(torch.float16).cpu())
     return stored
@@ -432,15 +490,14 @@ def xxh3(data: bytes) -> str:
     return f"xxh3:{digest(data, len(data)):016x}"
 
 
-def write_fp4(config: dict[str, Any], directory: Path) -> None:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+def write_fp4(config: dict[str, Any], directory: Path, weights: Weights) -> None:
     parts = parts_of(config)
     modules: dict[str, Any] = {}
     weight_map: dict[str, str] = {}
     size = 0
     for i, part in enumerate(parts):
         file = f"model-{i + 1:05d}-of-{len(parts):05d}.safetensors"
-        tensors = fp4_part(part, device, modules)
+        tensors = fp4_part(part, weights, modules)
         size += save_stored(directory / file, tensors)
         weight_map.update(dict.fromkeys(tensors, file))
     quantization: dict[str, Any] = {
@@ -463,15 +520,27 @@ def main() -> None:
     parser.add_argument("--layers", type=int, help="fewer layers than the published model has")
     parser.add_argument("--fp4", action="store_true", help="write FP4 codes instead of bf16")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--vocab", type=int, help="another number of tokens")
+    parser.add_argument("--predictable", type=int, metavar="N",
+                        help="tokens follow each other in cycles of N")
     arguments = parser.parse_args()
     config = dict(SHAPES[arguments.shape])
     if arguments.layers is not None:
         config["num_hidden_layers"] = arguments.layers
         if "layer_types" in config:
             config["layer_types"] = config["layer_types"][: arguments.layers]
+    if arguments.vocab is not None:
+        config["vocab_size"] = arguments.vocab
+    if arguments.predictable is not None:
+        if not 1 <= arguments.predictable <= config["vocab_size"]:
+            parser.error(f"--predictable: expected 1..{config['vocab_size']}")
+        config["tie_word_embeddings"] = False
+        if config["model_type"] == "deepseek_v3":
+            config["num_nextn_predict_layers"] = 1
     arguments.output.mkdir(parents=True)
     torch.manual_seed(arguments.seed)
-    (write_fp4 if arguments.fp4 else write)(config, arguments.output)
+    weights = Weights(arguments.predictable)
+    (write_fp4 if arguments.fp4 else write)(config, arguments.output, weights)
 
 
 if __name__ == "__main__":

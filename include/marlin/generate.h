@@ -10,6 +10,7 @@
 
 #include "marlin/model.h"
 #include "marlin/sampling.h"
+#include "marlin/speculation.h"
 #include "marlin/status.h"
 
 #pragma GCC visibility push(default)
@@ -23,6 +24,8 @@ struct GenerateOptions {
   /// eos_token_ids.
   std::vector<int32_t> stop_token_ids = {};
   bool ignore_eos = false;  ///< Ignore stop tokens.
+  /// Guesses tokens and verifies several in a pass. A Request has none, but SchedulerOptions.
+  SpeculationOptions speculation = {};
 };
 
 /// Why generation ended. kCallback: a callback said so.
@@ -37,8 +40,10 @@ struct Generated {
   double prefill_seconds = 0;
   /// Time for all tokens after the first, without the callbacks. Where a device runs several
   /// steps per launch, and the text ends within one, the share of the steps that are part of it. Of
-  /// a text of GenerateBatch: the time from its first token to its last, whatever ran meanwhile.
+  /// a text of GenerateBatch or with speculation: the time from its first token to its last,
+  /// whatever ran meanwhile.
   double decode_seconds = 0;
+  DraftCounts drafts = {};  ///< Guesses of speculation.
 };
 
 /// Called with each token, in order, once the launch that sampled it is done (Model::Decode: up to

@@ -31,6 +31,7 @@
 #include "marlin/sampling.h"
 #include "marlin/scheduler.h"
 #include "marlin/sensitivity.h"
+#include "marlin/speculation.h"
 #include "marlin/status.h"
 #include "marlin/tensor.h"
 #include "marlin/version.h"

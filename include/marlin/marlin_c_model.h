@@ -35,9 +35,10 @@ typedef struct marlin_model_options {
   int64_t device_memory;       /* Bytes of a GPU for weights and KV cache; 0: what is free. */
   int64_t host_experts;        /* Experts per layer that the CPU computes; -1: as needed. */
   int64_t gpu_layers;          /* The last layers, on the GPU; -1: as many as fit. */
+  int32_t draft;               /* Load the layer that predicts further tokens (MTP), too. */
 } marlin_model_options;
 #define MARLIN_MODEL_OPTIONS_INIT \
-  { sizeof(marlin_model_options), 0, 0, 0, NULL, NULL, 0, 0, -1 }
+  { sizeof(marlin_model_options), 0, 0, 0, NULL, NULL, 0, 0, -1, 0 }
 
 /* Properties of a loaded model: marlin::ModelInfo. */
 typedef struct marlin_model_info {
@@ -57,6 +58,8 @@ typedef struct marlin_model_info {
 #define MARLIN_MODEL_INFO_INIT \
   { sizeof(marlin_model_info), 0, 0, 0, 0, 0, 0, 0.0, 0, 0, 0.0, 0.0 }
 
+typedef struct marlin_model marlin_model;
+
 /* How tokens are sampled and when generation ends: marlin::GenerateOptions. */
 typedef struct marlin_generate_options {
   size_t size;
@@ -72,9 +75,19 @@ typedef struct marlin_generate_options {
   const int32_t* stop_token_ids; /* NULL: the model's end tokens. */
   int64_t stop_token_count;
   int32_t ignore_stop_tokens;
+  /* marlin::SpeculationOptions: most tokens guessed for a pass; 0: none. They come from the text,
+   * unless the model's layer (draft_layer, of a model opened with `draft`) or a smaller model of
+   * the same vocabulary (draft_model) guesses them. */
+  int64_t speculate;
+  const marlin_model* draft_model;
+  int32_t draft_layer;
+  int32_t speculate_always; /* That many in every pass, whatever they cost. */
 } marlin_generate_options;
-#define MARLIN_GENERATE_OPTIONS_INIT \
-  { sizeof(marlin_generate_options), 128, 0.0F, 1.0F, 0, 0.0F, 1.0F, 0.0F, 0.0F, 0, NULL, 0, 0 }
+#define MARLIN_GENERATE_OPTIONS_INIT                                                               \
+  {                                                                                                \
+    sizeof(marlin_generate_options), 128, 0.0F, 1.0F, 0, 0.0F, 1.0F, 0.0F, 0.0F, 0, NULL, 0, 0, 0, \
+        NULL, 0, 0                                                                                 \
+  }
 
 /* How generation went: marlin::Generated. */
 typedef struct marlin_generated {
@@ -82,10 +95,13 @@ typedef struct marlin_generated {
   int64_t tokens;      /* Generated, without the stop token. */
   int32_t stop_reason; /* A marlin_stop_reason. */
   double prefill_seconds;
-  double decode_seconds; /* All tokens after the first, without the callback's time. */
+  double decode_seconds;   /* All tokens after the first, without the callback's time. */
+  int64_t draft_passes;    /* Passes with guessed tokens. */
+  int64_t draft_tokens;    /* Guessed tokens that were verified, */
+  int64_t accepted_tokens; /* and of these, the ones that the model sampled, too. */
 } marlin_generated;
 #define MARLIN_GENERATED_INIT \
-  { sizeof(marlin_generated), 0, MARLIN_STOP_MAX_TOKENS, 0.0, 0.0 }
+  { sizeof(marlin_generated), 0, MARLIN_STOP_MAX_TOKENS, 0.0, 0.0, 0, 0, 0 }
 
 /* The windows that a text is evaluated in: marlin::EvaluateOptions. */
 typedef struct marlin_perplexity_options {
@@ -108,8 +124,6 @@ typedef struct marlin_perplexity {
 } marlin_perplexity;
 #define MARLIN_PERPLEXITY_INIT \
   { sizeof(marlin_perplexity), 0.0, 0.0, 0.0, 0, 0 }
-
-typedef struct marlin_model marlin_model;
 
 /* Loads an unquantized or quantized Hugging Face directory. `options` may be NULL. If the device
  * was opened as "auto" and cannot run the model, another one does: marlin_model_device_name.

@@ -104,7 +104,7 @@ struct ModelOptions {
   /// where they do not fit, as many as do next to their KV cache of 8,192 tokens.
   int64_t gpu_layers = kGpuLayersAuto;
   /// Loads the layer that predicts further tokens (MTP) of a checkpoint that has one, for
-  /// Model::draft. Only on a CPU.
+  /// Model::draft. Not with layers on the host.
   bool draft = false;
   /// Which experts are selected how often, for host_experts; read by Model::Open only. Null: of
   /// each layer the last ones stay on the host.

@@ -20,6 +20,7 @@
 
 #include "marlin/generate.h"
 #include "marlin/model.h"
+#include "marlin/speculation.h"
 #include "marlin/status.h"
 
 #pragma GCC visibility push(default)
@@ -40,14 +41,10 @@ struct SchedulerOptions {
   /// request and its text does not feed them again, up to the last whole page. Without
   /// ModelOptions::batch_invariant its logits may round differently than for a prompt fed at once.
   bool prefix_cache = true;
-  /// Most tokens of a text that are guessed, from what it has said before, and verified in one pass
-  /// while few requests run; up to 64. The text is the same with ModelOptions::batch_invariant, and
-  /// otherwise it may round differently. 0: none; models with recurrent states take no other value.
-  int64_t draft_tokens = 0;
-  /// The guesses come from the model's layer that predicts further tokens (MTP), of a model opened
-  /// with ModelOptions::draft, one after another up to draft_tokens. The layer needs the hidden
-  /// states of the whole prompt, and excludes prefix_cache.
-  bool draft_layer = false;
+  /// Guesses tokens of the requests, while that promises more tokens per second of all of them. The
+  /// layer that predicts further tokens (MTP) needs the hidden states of the whole prompt, and
+  /// excludes prefix_cache.
+  SpeculationOptions speculation = {};
 };
 
 /// A prompt to continue.
@@ -91,6 +88,7 @@ struct Event {
   double waited_seconds = 0;   ///< From Submit to the first pass.
   double prefill_seconds = 0;  ///< From there to the first token.
   double decode_seconds = 0;   ///< From there to the last token so far.
+  DraftCounts drafts = {};     ///< So far.
 
   bool last() const { return ended.has_value() || !status.ok(); }
 };

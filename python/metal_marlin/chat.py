@@ -129,12 +129,14 @@ class Conversation(Messages):
         system: str | None = None,
         variables: Mapping[str, Any] | None = None,
         settings: Mapping[str, Any] | None = None,
+        speculation: Any = None,
     ) -> None:
         """`model` is the core's. settings: the fields of _core.TextOptions; a max_tokens of None
-        means as many tokens as the context holds."""
+        means as many tokens as the context holds. speculation: _core.SpeculationOptions."""
         super().__init__(system=system, settings=settings)
         self._model, self._codec, self._template = model, codec, template
         self._variables = dict(variables or {})
+        self._speculation = speculation or _core.SpeculationOptions()
         self._sequence = model.new_sequence()
         self._fed: list[int] = []
 
@@ -177,7 +179,7 @@ class Conversation(Messages):
         call(self._model.generate, [0], self._options({**settings, "max_tokens": 0}))
 
     def _options(self, settings: Mapping[str, Any]) -> Any:
-        return options(_core.TextOptions(), **settings)
+        return options(_core.TextOptions(), **settings, speculation=self._speculation)
 
     def _encode(self) -> list[int]:
         if not self.messages:
@@ -228,6 +230,7 @@ class Conversation(Messages):
             "cached_tokens": known,
             "prefill_seconds": generated["prefill_seconds"],
             "decode_seconds": seconds,
+            "drafts": generated["drafts"],
         }
 
 
@@ -522,14 +525,14 @@ def run(
     stream: bool,
     as_json: bool,
     quiet: bool,
-    open_model: Callable[[], tuple[Any, dict[str, Any]]],
+    open_model: Callable[[], tuple[Any, dict[str, Any], Any]],
     print_json: Callable[[str], bool],
 ) -> None:
     """`metal-marlin chat`, with what the command has parsed."""
     given = None if template_file is None else os.fsdecode(template_file)
     template = find_template(directory, given)
     named = parse_variables(text_argument(variables, "--chat-template-kwargs"))
-    model, settings = open_model()
+    model, settings, speculation = open_model()
     conversation = Conversation(
         model,
         codec,
@@ -537,6 +540,7 @@ def run(
         system=text_argument(system, "--system"),
         variables=named,
         settings={**settings, "max_tokens": max_tokens},
+        speculation=speculation,
     )
     talk(conversation, stream=stream, as_json=as_json, quiet=quiet, print_json=print_json)
 

@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from ._core import run_command
+from .errors import FileError
 from .hub import resolve
 from .text import TextCodec
 
@@ -24,6 +25,13 @@ class _Codec(TextCodec):
         from .chat import encode_message
 
         return encode_message(self, self._directory, message, *template)
+
+    def check_same_tokens(self, option: str, path: str) -> None:
+        try:
+            other = TextCodec(path, quiet=True)
+        except FileError:  # Token ids need no tokenizer.
+            return
+        self.check_same(option, other, path)
 
     def chat(self, **request: Any) -> None:
         from .chat import run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 import os
@@ -17,7 +18,7 @@ from ._arrays import call, options
 from ._core import Device
 from ._documents import AnyPath, Progress, listening
 from .chat_template import MISSING, ChatTemplate, Messages, check_variables
-from .errors import InvalidArgumentError, MalformedFileError, UnsupportedError
+from .errors import FileError, InvalidArgumentError, MalformedFileError, UnsupportedError
 from .generation import Emit, GenerationStream, PromptOutput, stop_strings, stop_tokens
 from .hub import local_path
 from .linear import open_device
@@ -64,6 +65,9 @@ class GenerationOptions(TypedDict, total=False):
     stop_token_ids: Sequence[int]
     ignore_eos: bool
     add_special_tokens: bool
+    speculate: int
+    draft: Literal["lookup", "mtp"] | Model | None
+    speculate_always: bool
 
 
 def open_model_device(device: Device | str | None) -> Device:
@@ -320,6 +324,9 @@ class Model:
         ignore_eos: bool = False,
         add_special_tokens: bool = True,
         max_batch: int = 0,
+        speculate: int = 0,
+        draft: Literal["lookup", "mtp"] | Model | None = None,
+        speculate_always: bool = False,
     ) -> GenerationResult | list[GenerationResult] | GenerationStream:
         """Continues a prompt, a text or token ids.
 
@@ -344,6 +351,12 @@ class Model:
         ones. `min_p` drops tokens less likely than `min_p` times the most likely one.
         add_special_tokens: texts get the special tokens that the tokenizer adds to one (BOS).
 
+        speculate guesses up to that many tokens (64 at most) for a pass, which verifies them; the
+        texts are the same, up to rounding without batch_invariant. `draft` guesses: "lookup" (None)
+        from the text so far; "mtp", the model's layer that predicts further tokens, of a model
+        loaded with draft=True; or a smaller Model with the same tokenizer. How many tokens are
+        guessed follows from measured times; speculate_always: `speculate` in every pass.
+
         Errors: InvalidArgumentError for an option out of range, a token id that the model lacks or
         a prompt longer than its context; FileError for text without a tokenizer.
         """
@@ -352,6 +365,7 @@ class Model:
             raise InvalidArgumentError("max_batch: only with a list of prompts")
         if stream and on_text is not None:
             raise InvalidArgumentError("on_text: not with stream=True, whose chunks are the text")
+        speculation = self._speculation(speculate, draft, speculate_always)
         prompts: list[Any] = list(prompt) if batch else [prompt]
         names = [f"prompts[{i}]" for i in range(len(prompts))] if batch else ["prompt"]
         stops = stop_strings(stop)
@@ -373,6 +387,7 @@ class Model:
                 seed=each_seed,
                 stop_token_ids=ends,
                 ignore_eos=ignore_eos,
+                speculation=speculation,
             )
             for most, each_seed in zip(
                 _each("max_tokens", max_tokens, len(prompts)) if batch else [max_tokens],
@@ -399,6 +414,19 @@ class Model:
             return GenerationStream(run)
         results = run(_text_listener(_with_index(on_text, batch), outputs))
         return results if batch else results[0]
+
+    def _speculation(self, tokens: int, draft: str | Model | None, always: bool) -> Any:
+        """_core.SpeculationOptions. Errors: InvalidArgumentError for a draft that is none, or whose
+        tokenizer is another one."""
+        if isinstance(draft, Model):
+            with contextlib.suppress(FileError):  # Token ids need no tokenizer.
+                self.tokenizer.check_same("draft", draft.tokenizer, draft.path)
+            draft = draft._core
+        elif isinstance(draft, str) and draft not in ("lookup", "mtp"):
+            raise InvalidArgumentError(
+                f'draft: expected "lookup", "mtp" or a Model, got {draft!r}; load makes one'
+            )
+        return call(_core.SpeculationOptions, tokens, always, draft)
 
     def _ends(
         self, stops: list[str], stop_token_ids: Sequence[int], ignore_eos: bool
@@ -626,8 +654,9 @@ def load(
     allow_extra_tensors leaves out tensors that the index of a sharded directory does not list, and
     ignores those that the model does not have; both are errors otherwise.
 
-    draft also loads the layer that predicts further tokens (MTP), for `Model.draft_acceptance` and
-    `Model.draft_logits`, on a CPU. Errors: UnsupportedError for a model without such a layer.
+    draft also loads the layer that predicts further tokens (MTP), for `Model.generate`,
+    `Model.draft_acceptance` and `Model.draft_logits`. Errors: UnsupportedError for a model without
+    such a layer.
     """
     return Model(
         path,

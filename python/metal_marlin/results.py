@@ -116,6 +116,9 @@ class GenerationResult(Record):
     """Time for all tokens after the first."""
     sampling: dict[str, float]
     """How tokens were chosen: temperature, top_k, top_p, min_p, repetition_penalty."""
+    drafts: dict[str, float]
+    """Guesses of speculation: passes with some, tokens drafted and accepted, and mean_accepted per
+    such pass."""
 
     @property
     def finish_reason(self) -> str:

@@ -193,6 +193,18 @@ class TextCodec:
         found = self._call(lambda: self._tokenizer.get_vocab(with_added_tokens=True))
         return {number: text for text, number in found.items()}
 
+    def check_same(self, name: str, other: TextCodec, path: Path | str) -> None:
+        """Errors: InvalidArgumentError naming the first token that is another one in `other`, the
+        tokenizer of `path`."""
+        own, others = self.vocabulary(), other.vocabulary()
+        if own == others:
+            return
+        number = min(i for i in {*own, *others} if own.get(i) != others.get(i))
+        raise InvalidArgumentError(
+            f"{name}: {path} has another tokenizer: token {number} is "
+            f"{others.get(number)!r}, expected {own.get(number)!r}"
+        )
+
     def document(self) -> str:
         """The text of tokenizer.json, of a tokenizer that cuts and pads nothing."""
         return str(self._call(self._tokenizer.to_str))

@@ -82,7 +82,7 @@ nb::dict ChatArgumentsOf(const ChatRequest& request) {
     sampling["presence_penalty"] = options.sampling.presence_penalty;
     sampling["frequency_penalty"] = options.sampling.frequency_penalty;
     sampling["seed"] = options.sampling.seed;
-    return nb::make_tuple(*model, sampling);
+    return nb::make_tuple(*model, sampling, options.speculation);
   });
   return dict;
 }
@@ -102,8 +102,6 @@ nb::dict ServeArgumentsOf(const ServeRequest& request) {
   dict["max_running"] = request.max_running;
   dict["max_waiting"] = request.max_waiting;
   dict["prefill_tokens"] = request.prefill_tokens;
-  dict["draft_tokens"] = request.draft_tokens;
-  dict["draft_layer"] = request.draft_layer;
   dict["prefix_cache"] = request.prefix_cache;
   dict["timeout"] = request.timeout_seconds;
   dict["template_file"] = OptionalText(request.template_file);
@@ -115,13 +113,17 @@ nb::dict ServeArgumentsOf(const ServeRequest& request) {
     const nb::gil_scoped_release released;
     return Take(request.open(path));
   });
+  dict["speculation_of"] = nb::cpp_function([&request](const Model& model) {
+    const nb::gil_scoped_release released;
+    return Take(request.speculation(model));
+  });
   dict["print_json"] = nb::cpp_function(
       [&request](const std::string& json) { return Take(request.print_json(json)); });
   return dict;
 }
 
 /// An object with encode_bytes(bytes, bool) -> list[int], decode(list[int]) -> str,
-/// encode_chat(bytes, ...) -> list[int], chat(...), serve(...).
+/// encode_chat(bytes, ...) -> list[int], check_same_tokens(str, path), chat(...), serve(...).
 class PythonCodec final : public TextCodec {
  public:
   explicit PythonCodec(nb::object codec) : codec_(std::move(codec)) {}
@@ -149,6 +151,14 @@ class PythonCodec final : public TextCodec {
           nb::bytes(message.data(), message.size()), OptionalText(chat.system),
           OptionalText(chat.file), OptionalText(chat.variables)));
     });
+  }
+  Status CheckSameTokens(std::string_view option, const std::string& directory) override {
+    return Guarded([&] {
+             codec_.attr("check_same_tokens")(nb::str(option.data(), option.size()),
+                                              PathObject(directory));
+             return true;
+           })
+        .status();
   }
   Status Chat(const ChatRequest& request) override {
     return Guarded([&] {

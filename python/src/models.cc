@@ -14,6 +14,7 @@
 #include "marlin/model.h"
 #include "marlin/prepared.h"
 #include "marlin/routing.h"
+#include "marlin/speculation.h"
 #include "registrations.h"
 #include "text/documents.h"
 #include "text/parse_option.h"
@@ -59,6 +60,25 @@ void ForwardModel(const Model& model, Sequence& sequence, const Tokens& tokens, 
   const nb::gil_scoped_release released;
   const SequenceInput input{&sequence, tokens, all_logits};
   Check(model.Forward({&input, 1}, logits));
+}
+
+/// `draft`: None, "lookup", "mtp" or a model.
+void MakeSpeculation(SpeculationOptions* self, int64_t tokens, bool always, nb::handle draft) {
+  SpeculationOptions options{.tokens = tokens, .always = always};
+  if (nb::isinstance<Model>(draft)) {
+    options.source = DraftSource::kModel;
+    options.model = nb::cast<const Model&>(draft);
+  } else if (!draft.is_none()) {
+    const std::string name = nb::isinstance<nb::str>(draft) ? nb::cast<std::string>(draft) : "";
+    if (name != DraftSourceName(DraftSource::kLookup) &&
+        name != DraftSourceName(DraftSource::kLayer)) {
+      Refuse(fmt::format("draft: expected \"lookup\", \"mtp\" or a Model, got {}",
+                         nb::cast<std::string>(nb::repr(draft))));
+    }
+    options.source =
+        name == DraftSourceName(DraftSource::kLayer) ? DraftSource::kLayer : DraftSource::kLookup;
+  }
+  new (self) SpeculationOptions(std::move(options));
 }
 
 /// The document of `generate`, without the text.
@@ -231,6 +251,9 @@ void BindModels(nb::module_& module) {
       .def(
           "truncate", [](Sequence& self, int64_t length) { Check(self.Truncate(length)); },
           nb::arg("length"));
+  nb::class_<SpeculationOptions>(module, "SpeculationOptions", "How tokens are guessed.")
+      .def("__init__", &MakeSpeculation, nb::arg("tokens") = 0, nb::arg("always") = false,
+           nb::arg("draft").none() = nb::none(), "draft: None or \"lookup\", \"mtp\", or a Model.");
   nb::class_<TextOptions>(module, "TextOptions", "Generation options.")
       .def(nb::init<>())
       .def_rw("max_tokens", &TextOptions::max_tokens)
@@ -244,6 +267,7 @@ void BindModels(nb::module_& module) {
       .def_rw("seed", &TextOptions::seed)
       .def_rw("stop_token_ids", &TextOptions::stop_token_ids)
       .def_rw("ignore_eos", &TextOptions::ignore_eos)
+      .def_rw("speculation", &TextOptions::speculation)
       .def_rw("callback", &TextOptions::callback);
   nb::class_<Model>(module, "Model")
       .def("__init__", &OpenModel, nb::arg("path").none(), nb::arg("device"), nb::arg("exact"),

@@ -2,6 +2,7 @@
 #include "marlin/scheduler.h"
 
 #include <fmt/core.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -24,14 +25,13 @@ using Tokens = std::vector<int32_t>;
 
 /// The options of a scheduler, with the names of Scheduler.__init__.
 void MakeScheduler(Scheduler* self, const Model& model, int64_t max_running, int64_t max_waiting,
-                   int64_t prefill_tokens, bool prefix_cache, int64_t draft_tokens,
-                   bool draft_layer) {
+                   int64_t prefill_tokens, bool prefix_cache,
+                   const std::optional<SpeculationOptions>& speculation) {
   const SchedulerOptions options{.max_running = max_running,
                                  .max_waiting = max_waiting,
                                  .prefill_tokens = prefill_tokens,
                                  .prefix_cache = prefix_cache,
-                                 .draft_tokens = draft_tokens,
-                                 .draft_layer = draft_layer};
+                                 .speculation = speculation.value_or(SpeculationOptions())};
   const nb::gil_scoped_release released;
   new (self) Scheduler(Take(Scheduler::Make(model, options)));
 }
@@ -160,7 +160,9 @@ void BindEvent(nb::module_& module) {
       .def_ro("cached_tokens", &Event::cached_tokens)
       .def_ro("waited_seconds", &Event::waited_seconds)
       .def_ro("prefill_seconds", &Event::prefill_seconds)
-      .def_ro("decode_seconds", &Event::decode_seconds);
+      .def_ro("decode_seconds", &Event::decode_seconds)
+      .def_prop_ro("drafted", [](const Event& self) { return self.drafts.drafted; })
+      .def_prop_ro("accepted", [](const Event& self) { return self.drafts.accepted; });
 }
 
 }  // namespace
@@ -172,8 +174,7 @@ void BindScheduler(nb::module_& module) {
                         "any thread, step from one.")
       .def("__init__", &MakeScheduler, nb::arg("model"), nb::kw_only(), nb::arg("max_running") = 0,
            nb::arg("max_waiting") = 256, nb::arg("prefill_tokens") = 0,
-           nb::arg("prefix_cache") = true, nb::arg("draft_tokens") = 0,
-           nb::arg("draft_layer") = false)
+           nb::arg("prefix_cache") = true, nb::arg("speculation").none() = nb::none())
       .def("submit", &SubmitRequest, nb::arg("prompt"), nb::arg("options"), nb::kw_only(),
            nb::arg("logprobs") = -1, nb::arg("prompt_logprobs") = false, nb::arg("cache_salt") = "",
            nb::arg("constrained") = false,

@@ -15,6 +15,7 @@ struct TextOptions : SamplingOptions {
   int64_t max_tokens = 128;
   std::vector<int32_t> stop_token_ids;
   bool ignore_eos = false;
+  SpeculationOptions speculation;
   nanobind::object callback = nanobind::none();
 };
 
@@ -24,6 +25,7 @@ inline GenerateOptions GenerateOptionsOf(const TextOptions& text) {
   options.sampling = static_cast<const SamplingOptions&>(text);
   options.stop_token_ids = text.stop_token_ids;
   options.ignore_eos = text.ignore_eos;
+  options.speculation = text.speculation;
   return options;
 }
 

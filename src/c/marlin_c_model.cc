@@ -9,6 +9,7 @@
 #include "marlin/evaluate.h"
 #include "marlin/generate.h"
 #include "marlin/model.h"
+#include "marlin/speculation.h"
 
 struct marlin_model {
   marlin::Model model;
@@ -48,6 +49,17 @@ Result<ModelOptions> ModelOptionsOf(const marlin_model_options* given) {
   options.device_memory = read.device_memory;
   options.host_experts = read.host_experts;
   options.gpu_layers = read.gpu_layers;
+  options.draft = read.draft != 0;
+  return options;
+}
+
+Result<SpeculationOptions> SpeculationOf(const marlin_generate_options& read) {
+  SpeculationOptions options{.tokens = read.speculate, .always = read.speculate_always != 0};
+  if (read.draft_layer != 0) options.source = DraftSource::kLayer;
+  if (read.draft_model == nullptr) return options;
+  if (read.draft_layer != 0) return Invalid("draft_model: excludes draft_layer");
+  options.source = DraftSource::kModel;
+  options.model = read.draft_model->model;
   return options;
 }
 
@@ -70,6 +82,7 @@ Result<GenerateOptions> GenerateOptionsOf(const marlin_generate_options* given) 
                       .frequency_penalty = read.frequency_penalty};
   options.stop_token_ids.assign(stops->begin(), stops->end());
   options.ignore_eos = read.ignore_stop_tokens != 0;
+  MARLIN_ASSIGN_OR_RETURN(options.speculation, SpeculationOf(read));
   return options;
 }
 
@@ -161,10 +174,10 @@ marlin_code marlin_model_generate(const marlin_model* model, const int32_t* prom
     if (callback != nullptr) call = [&](int32_t token) { return callback(context, token) != 0; };
     MARLIN_ASSIGN_OR_RETURN(const Generated made, Generate(model->model, *tokens, read, call));
     if (generated == nullptr) return {};
-    return Write(
-        {0, static_cast<int64_t>(made.token_ids.size()), static_cast<int32_t>(made.stop_reason),
-         made.prefill_seconds, made.decode_seconds},
-        "generated", generated);
+    return Write({0, static_cast<int64_t>(made.token_ids.size()),
+                  static_cast<int32_t>(made.stop_reason), made.prefill_seconds, made.decode_seconds,
+                  made.drafts.passes, made.drafts.drafted, made.drafts.accepted},
+                 "generated", generated);
   });
 }
 

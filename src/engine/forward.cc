@@ -330,7 +330,7 @@ Status RunEmbedLayers(const Pass& pass) {
   return Ended(pass, StepPart::kEmbed);
 }
 
-Status RunHead(Pass& pass) {
+Status RunLogits(Pass& pass) {
   const StepValues& values = pass.values;
   const int64_t rows = values.wanted.dim(0);
   if (rows == 0) return {};
@@ -355,6 +355,12 @@ Status RunHead(Pass& pass) {
   }
   MARLIN_RETURN_IF_ERROR(ApplyHead(pass.device, pass.decoder, last, pass.products, values.logits));
   return Ended(pass, StepPart::kHead);
+}
+
+Status RunHead(Pass& pass) {
+  MARLIN_RETURN_IF_ERROR(RunLogits(pass));
+  const MutableTensorView& out = pass.values.hidden_out;
+  return out.empty() ? Status() : NormalizeHidden(pass, pass.decoder.norm, out);
 }
 
 Status RunSample(const Pass& pass) {
@@ -424,7 +430,11 @@ Result<StepProgram> StepProgram::Make(const Device& device, const Decoder& decod
   program.step_ = std::make_unique<const StepDescription>(std::move(step));
   const std::span<const StepOperation> all = program.step_->operations;
   for (size_t first = 0; first < all.size();) {
-    MARLIN_ASSIGN_OR_RETURN(FusedRun run, backend->Fuse(*program.step_, all.subspan(first)));
+    // A fused run would not read the hidden states that this decoder joins.
+    FusedRun run;
+    if (!decoder.joins()) {
+      MARLIN_ASSIGN_OR_RETURN(run, backend->Fuse(*program.step_, all.subspan(first)));
+    }
     const size_t end = first + std::max<size_t>(run.count, 1);
     if (program.refusal_.empty()) program.refusal_ = std::move(run.refusal);
     const Part part = PartOf(all[first]);

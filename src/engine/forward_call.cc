@@ -186,7 +186,7 @@ class ForwardCall {
       return run.ok() ? ended : run;
     }
     // Where the host reads selections layer by layer, nothing can be recorded.
-    if (pass.routing != nullptr || pass.unfused || model_.decoder.host_experts > 0) {
+    if (pass.routing != nullptr || model_.decoder.host_experts > 0) {
       return model_.program.Run(pass);
     }
     return arena_.recorded().Run(model_.device, pass.values,

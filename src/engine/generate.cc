@@ -11,6 +11,7 @@
 
 #include "base/macros.h"
 #include "base/seconds_since.h"
+#include "engine/batch/drafted_generation.h"
 #include "engine/batch/sampler_slots.h"
 #include "engine/decode_call.h"
 #include "engine/generation_checks.h"
@@ -120,7 +121,7 @@ class Generation {
 Status CheckGeneration(const Model& model, std::span<const int32_t> prompt,
                        const GenerateOptions& options) {
   MARLIN_RETURN_IF_ERROR(CheckModel("model", model));
-  MARLIN_RETURN_IF_ERROR(CheckGenerateOptions(options));
+  MARLIN_RETURN_IF_ERROR(CheckGenerateOptions(model, options));
   return CheckPrompt("prompt", model, prompt);
 }
 
@@ -146,6 +147,9 @@ Result<Generated> Generate(const Model& model, std::span<const int32_t> prompt,
                            const GenerateOptions& options, const TokenCallback& callback) {
   try {
     MARLIN_RETURN_IF_ERROR(CheckGeneration(model, prompt, options));
+    if (options.speculation.tokens > 0) {
+      return GenerateDrafted(model, nullptr, prompt, options, callback);
+    }
     return Generation(model, options, callback).Run(prompt);
   } catch (const std::bad_alloc&) {
     return OutOfMemory();
@@ -163,6 +167,9 @@ Result<Generated> Generate(const Model& model, Sequence* sequence, std::span<con
       return Status(Code::kInvalidArgument,
                     fmt::format("sequence: expected less than the {} tokens of the prompt, got {}",
                                 prompt.size(), sequence->length()));
+    }
+    if (options.speculation.tokens > 0) {
+      return GenerateDrafted(model, sequence, prompt, options, callback);
     }
     return Generation(model, options, callback).Run(*sequence, prompt);
   } catch (const std::bad_alloc&) {

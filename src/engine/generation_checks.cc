@@ -3,12 +3,14 @@
 #include <fmt/core.h>
 
 #include "base/macros.h"
+#include "engine/speculation/speculation.h"
 #include "ops/decoder/sampling.h"
 
 namespace marlin {
 
-Status CheckGenerateOptions(const GenerateOptions& options) {
+Status CheckGenerateOptions(const Model& model, const GenerateOptions& options) {
   MARLIN_RETURN_IF_ERROR(CheckSampling(options.sampling));
+  MARLIN_RETURN_IF_ERROR(CheckSpeculation(model, options.speculation));
   if (options.max_tokens >= 0) return {};
   return Status(Code::kInvalidArgument,
                 fmt::format("max_tokens: expected 0 or more, got {}", options.max_tokens));

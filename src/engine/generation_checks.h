@@ -11,8 +11,8 @@
 
 namespace marlin {
 
-/// Errors: kInvalidArgument naming the option out of range.
-Status CheckGenerateOptions(const GenerateOptions& options);
+/// Errors: kInvalidArgument naming the option out of range; as CheckSpeculation.
+Status CheckGenerateOptions(const Model& model, const GenerateOptions& options);
 
 /// Errors: kInvalidArgument, which calls the prompt `name`, for one without tokens, one that
 /// exceeds the context and a token id out of range.

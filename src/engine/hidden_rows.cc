@@ -15,6 +15,10 @@ std::span<T> Rows(std::span<T> of_input, const PassChunk& chunk, int64_t width) 
                           static_cast<size_t>(chunk.count * width));
 }
 
+auto Asks(std::span<const SequenceInput> inputs) {
+  return [inputs](const PassChunk& chunk) { return !inputs[chunk.input].hidden_out.empty(); };
+}
+
 }  // namespace
 
 Status GiveHidden(std::span<const SequenceInput> inputs, std::span<const PassChunk> chunks,
@@ -23,6 +27,9 @@ Status GiveHidden(std::span<const SequenceInput> inputs, std::span<const PassChu
   for (const PassChunk& chunk : chunks) {
     const SequenceInput& input = inputs[chunk.input];
     pass->unfused |= !input.hidden.empty() || !input.hidden_out.empty();
+  }
+  if (std::any_of(chunks.begin(), chunks.end(), Asks(inputs))) {
+    MARLIN_ASSIGN_OR_RETURN(pass->values.hidden_out, pass->arena.Take(DType::kF32, shape));
   }
   if (!pass->decoder.joins()) return {};
   std::vector<float> rows;
@@ -38,14 +45,13 @@ Status GiveHidden(std::span<const SequenceInput> inputs, std::span<const PassChu
 
 Status FetchHidden(std::span<const SequenceInput> inputs, std::span<const PassChunk> chunks,
                    Pass* pass) {
-  const auto asks = [&](const PassChunk& chunk) { return !inputs[chunk.input].hidden_out.empty(); };
-  if (std::none_of(chunks.begin(), chunks.end(), asks)) return {};
-  const Shape& shape = pass->values.hidden.shape();
-  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView normalized, pass->arena.Take(DType::kF32, shape));
-  MARLIN_RETURN_IF_ERROR(NormalizeHidden(*pass, pass->decoder.norm, normalized));
+  const MutableTensorView& hidden = pass->values.hidden_out;
+  if (hidden.empty()) return {};
+  const auto asks = Asks(inputs);
+  const Shape& shape = hidden.shape();
   MARLIN_RETURN_IF_ERROR(pass->device.Synchronize());
   std::vector<float> rows(static_cast<size_t>(shape.ElementCount()));
-  MARLIN_RETURN_IF_ERROR(pass->arena.Download(normalized, rows.data()));
+  MARLIN_RETURN_IF_ERROR(pass->arena.Download(hidden, rows.data()));
   std::span<const float> left = rows;
   for (const PassChunk& chunk : chunks) {
     const auto count = static_cast<size_t>(chunk.count * shape[1]);

@@ -18,17 +18,17 @@ struct PassChunk {
   int64_t count;
 };
 
-/// Copies SequenceInput::hidden of the pass's rows to Pass::previous. Call it before the step runs:
-/// where an input gives or asks for hidden states, no fused run may keep them. Errors:
-/// kOutOfMemory.
+/// Copies SequenceInput::hidden of the pass's rows to Pass::previous, and takes the values that
+/// SequenceInput::hidden_out asks for. Call it before the step runs: where an input gives or asks
+/// for hidden states, no fused run may keep them. Errors: kOutOfMemory.
 Status GiveHidden(std::span<const SequenceInput> inputs, std::span<const PassChunk> chunks,
                   Pass* pass);
 
-/// Copies the hidden states after the step, normalized as for the head, to
-/// SequenceInput::hidden_out. A draft takes these: vLLM and SGLang give their MTP layers the hidden
-/// states after the model's final norm, and, in SGLang's DeepseekModelNextN and vLLM's
-/// Qwen3NextMultiTokenPredictor, those after the layer's own norm to the next draft. (vLLM's
-/// DeepSeekMultiTokenPredictorLayer gives it the hidden states without that norm.)
+/// Copies StepValues::hidden_out to SequenceInput::hidden_out. A draft takes these: vLLM and SGLang
+/// give their MTP layers the hidden states after the model's final norm, and, in SGLang's
+/// DeepseekModelNextN and vLLM's Qwen3NextMultiTokenPredictor, those after the layer's own norm to
+/// the next draft. (vLLM's DeepSeekMultiTokenPredictorLayer gives it the hidden states without that
+/// norm.)
 Status FetchHidden(std::span<const SequenceInput> inputs, std::span<const PassChunk> chunks,
                    Pass* pass);
 

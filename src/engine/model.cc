@@ -322,6 +322,33 @@ Result<std::shared_ptr<Model::Impl>> MakeImpl(const Device& device, Decoder deco
   return std::shared_ptr<Model::Impl>(std::move(impl));
 }
 
+/// The placements of a model and of its layer that predicts further tokens.
+struct CacheShares {
+  ModelPlacement model;
+  ModelPlacement draft;
+};
+
+/// Divides the memory for KV caches: both have as many tokens. Errors: kOutOfMemory.
+Result<CacheShares> ShareCache(const Decoder& model, const Decoder& draft,
+                               const ModelPlacement& placement) {
+  CacheShares shares{placement, placement};
+  // Memory of the host.
+  if (placement.for_cache == INT64_MAX) return shares;
+  const int64_t left = placement.for_cache - draft.bytes;
+  if (left <= 0) {
+    return Status(Code::kOutOfMemory,
+                  fmt::format("draft: its weights take {} bytes, {} are left for them and for KV "
+                              "caches",
+                              draft.bytes, placement.for_cache));
+  }
+  const auto of_model = static_cast<double>(CacheTokenBytes(model.config, DType::kBf16));
+  const auto of_draft = static_cast<double>(CacheTokenBytes(draft.config, DType::kBf16));
+  const double share = of_draft / std::max(of_model + of_draft, 1.0);
+  shares.draft.for_cache = static_cast<int64_t>(share * static_cast<double>(left));
+  shares.model.for_cache = left - shares.draft.for_cache;
+  return shares;
+}
+
 }  // namespace
 
 Sequence::Sequence(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -382,12 +409,16 @@ Result<Model> Model::Open(const std::string& path, const Device& device,
     }
     MARLIN_ASSIGN_OR_RETURN(Decoder decoder,
                             LoadDecoder(checkpoint, std::move(directory.config), chosen, load));
-    MARLIN_ASSIGN_OR_RETURN(const std::shared_ptr<Impl> impl,
-                            MakeImpl(chosen, std::move(decoder), options, placement));
-    if (options.draft) {
-      MARLIN_ASSIGN_OR_RETURN(Decoder draft, LoadDraft(impl->decoder, chosen, load.exact));
-      MARLIN_ASSIGN_OR_RETURN(impl->draft, MakeImpl(chosen, std::move(draft), options, placement));
+    if (!options.draft) {
+      MARLIN_ASSIGN_OR_RETURN(const std::shared_ptr<Impl> impl,
+                              MakeImpl(chosen, std::move(decoder), options, placement));
+      return Model(chosen, impl);
     }
+    MARLIN_ASSIGN_OR_RETURN(Decoder draft, LoadDraft(decoder, chosen, load.exact));
+    MARLIN_ASSIGN_OR_RETURN(const CacheShares shares, ShareCache(decoder, draft, placement));
+    MARLIN_ASSIGN_OR_RETURN(const std::shared_ptr<Impl> impl,
+                            MakeImpl(chosen, std::move(decoder), options, shares.model));
+    MARLIN_ASSIGN_OR_RETURN(impl->draft, MakeImpl(chosen, std::move(draft), options, shares.draft));
     return Model(chosen, impl);
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, fmt::format("{}: cannot allocate", path));

@@ -32,10 +32,10 @@ RecordedSteps::Key RecordedSteps::KeyOf(const StepValues& values) {
   // Bindings name every member, so that one that is added to StepValues does not compile here.
   const auto& [ids, positions, first_rows, wanted, pages, hidden, projected, latent, mixed, inner,
                normed, expert_ids, expert_weights, logits, samplers, sampler_rows, tokens, allowed,
-               allowed_rows, drafts, logprobs, advance] = values;
+               allowed_rows, drafts, logprobs, advance, hidden_out] = values;
   add(ids, positions, first_rows, wanted, hidden, projected, latent, mixed, inner, normed,
       expert_ids, expert_weights, logits, samplers, sampler_rows, tokens, allowed, allowed_rows,
-      drafts);
+      drafts, hidden_out);
   const auto& [of_ids, likely_ids, of_likely] = logprobs;
   add(of_ids, likely_ids, of_likely);
   const auto& [stop_ids, next_ids, next_positions, state_rows, counts, all_tokens] = advance;

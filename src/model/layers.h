@@ -181,8 +181,8 @@ Result<Decoder> LoadDecoder(const Checkpoint& checkpoint, DecoderConfig config,
 
 /// Loads the layer of a loaded model that predicts further tokens (MTP) as a decoder of one layer,
 /// which shares the model's embedding and head. `exact` as LoadOptions::exact. Errors: kUnsupported
-/// for a checkpoint without such a layer, for more than one, and for a device other than a CPU; as
-/// LoadDecoder, naming a tensor that is missing.
+/// for a checkpoint without such a layer, for more than one, and for a model with layers on the
+/// host; as LoadDecoder, naming a tensor that is missing.
 Result<Decoder> LoadDraft(const Decoder& model, const Device& device, bool exact);
 
 }  // namespace marlin

@@ -70,6 +70,13 @@ double DecodeRate(const Generated& generated) {
   return generated.decode_seconds > 0 ? decoded / generated.decode_seconds : 0.0;
 }
 
+Json DraftsDocument(const DraftCounts& drafts) {
+  return {{"passes", drafts.passes},
+          {"drafted", drafts.drafted},
+          {"accepted", drafts.accepted},
+          {"mean_accepted", drafts.MeanAccepted()}};
+}
+
 Json GeneratedDocument(const Json& text, std::string_view reason, const Generated& generated,
                        size_t prompt_tokens, const SamplingOptions& sampling) {
   return {{"text", text},
@@ -79,6 +86,7 @@ Json GeneratedDocument(const Json& text, std::string_view reason, const Generate
           {"prompt_tokens", prompt_tokens},
           {"prefill_seconds", generated.prefill_seconds},
           {"decode_seconds", generated.decode_seconds},
+          {"drafts", DraftsDocument(generated.drafts)},
           {"sampling", SamplingDocument(sampling)}};
 }
 

@@ -34,6 +34,9 @@ nlohmann::ordered_json GeneratedDocument(const nlohmann::ordered_json& text,
                                          std::string_view reason, const Generated& generated,
                                          size_t prompt_tokens, const SamplingOptions& sampling);
 
+/// The guesses of a text, or of several.
+nlohmann::ordered_json DraftsDocument(const DraftCounts& drafts);
+
 /// The sampling options that a generation_config.json can ask for.
 nlohmann::ordered_json SamplingDocument(const SamplingOptions& sampling);
 

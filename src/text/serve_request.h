@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "marlin/model.h"
+#include "marlin/speculation.h"
 #include "marlin/status.h"
 
 namespace marlin {
@@ -25,8 +26,6 @@ struct ServeRequest {
   int64_t max_running = 0;                ///< As SchedulerOptions has these.
   int64_t max_waiting = 0;
   int64_t prefill_tokens = 0;
-  int64_t draft_tokens = 0;
-  bool draft_layer = false;
   bool prefix_cache = true;
   double timeout_seconds = 0;                ///< A request's; 0: any.
   std::optional<std::string> template_file;  ///< A chat template instead of the model's own.
@@ -35,6 +34,8 @@ struct ServeRequest {
   bool quiet = false;                        ///< Log nothing.
   /// Opens the model of a directory: first this one, or a quantized one, then the second.
   std::function<Result<Model>(const std::string& directory)> open;
+  /// How texts of the first model are guessed; opens its draft.
+  std::function<Result<SpeculationOptions>(const Model& model)> speculation;
   /// Prints a document as one line; false once the reader of stdout is gone.
   std::function<Result<bool>(std::string_view json)> print_json;
 };

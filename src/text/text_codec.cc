@@ -31,6 +31,10 @@ Result<std::vector<int32_t>> TextCodec::EncodeChat(std::string_view /*message*/,
   return WithoutTemplates();
 }
 
+Status TextCodec::CheckSameTokens(std::string_view /*option*/, const std::string& /*directory*/) {
+  return {};
+}
+
 Status TextCodec::Chat(const ChatRequest& /*request*/) { return WithoutTemplates(); }
 
 Status TextCodec::Serve(const ServeRequest& /*request*/) { return WithoutTemplates(); }

@@ -35,6 +35,9 @@ class TextCodec {
   /// The tokens of a user's message in the model's chat template, up to where the answer begins.
   /// Errors: kUnsupported where there is no template, the template's.
   virtual Result<std::vector<int32_t>> EncodeChat(std::string_view message, const ChatPrompt& chat);
+  /// Errors: kInvalidArgument naming the option and the first token that is another one in the
+  /// tokenizer of a directory. A directory without a tokenizer passes.
+  virtual Status CheckSameTokens(std::string_view option, const std::string& directory);
   /// Holds a conversation on stdin and stdout, until the user ends it.
   virtual Status Chat(const ChatRequest& request);
   /// Serves a model over HTTP, until a signal ends the server. Errors: kDeviceLost once the device

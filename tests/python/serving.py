@@ -69,6 +69,8 @@ class FakeScheduler:
         self.failure: Exception | None = None
         self.error: Exception | None = None
         self.reason = "max_tokens"
+        self.drafts = (0, 0)
+        """Tokens guessed and accepted of every text."""
         self.go = threading.Event()
         """Cleared while no pass is to be made."""
         self.go.set()
@@ -123,6 +125,7 @@ class FakeScheduler:
             del self._running[number]
         return SimpleNamespace(
             id=number, tokens=[token], ended=ended, error=error, cached_tokens=0,
+            drafted=self.drafts[0], accepted=self.drafts[1],
             logprobs=[(-0.5, [(token, -0.5)] * asked.logprobs)] if asked.logprobs >= 0 else [],
             prompt_logprobs=[],
         )  # fmt: skip

@@ -74,6 +74,18 @@ def test_chat(client: httpx.Client, model: Model) -> None:
     }
 
 
+def test_usage_counts_guesses(model: Model, folder: Path) -> None:
+    scheduler = FakeScheduler(TOKENS)
+    scheduler.drafts = (7, 4)
+    with served(app_of(make_engine(model, scheduler), folder)) as client:
+        for path, body in ((CHAT, {"messages": [USER]}), (COMPLETIONS, {"prompt": "And"})):
+            made = post(client, path, **body, max_tokens=6, n=2)
+            assert made["usage"]["completion_tokens_details"] == {
+                "accepted_prediction_tokens": 8,
+                "rejected_prediction_tokens": 6,
+            }
+
+
 def test_a_stream_of_chat(client: httpx.Client, model: Model) -> None:
     body = {"messages": [USER], "max_tokens": 6, "n": 2, "stream": True}
     answer = client.post(CHAT, json={**body, "stream_options": {"include_usage": True}})

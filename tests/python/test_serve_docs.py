@@ -45,7 +45,7 @@ def cached_tokens(scheduler: _core.Scheduler, prompt: list[int]) -> int:
 
 def test_what_the_page_says_is_not_refused() -> None:
     model = load(SAMPLE, device="cpu", verbose=False)._core
-    _core.Scheduler(model, draft_tokens=2 if "--speculate" in PAGE else 0)
+    _core.Scheduler(model, speculation=_core.SpeculationOptions(2 if "--speculate" in PAGE else 0))
     scheduler, options = _core.Scheduler(model), _core.TextOptions()
     if "logprobs" not in row("refused"):
         scheduler.submit([1], options, logprobs=1)

@@ -79,8 +79,14 @@ def usage_document(usage: Usage) -> dict[str, Any]:
         "total_tokens": usage.total_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
+    details = {}
     if usage.reasoning_tokens:
-        document["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
+        details["reasoning_tokens"] = usage.reasoning_tokens
+    if usage.drafted_tokens:
+        details["accepted_prediction_tokens"] = usage.accepted_tokens
+        details["rejected_prediction_tokens"] = usage.drafted_tokens - usage.accepted_tokens
+    if details:
+        document["completion_tokens_details"] = details
     return document
 
 

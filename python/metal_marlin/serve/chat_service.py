@@ -203,10 +203,7 @@ class ChatAnswers:
     def usage(self) -> Usage:
         """The tokens of all answers so far; the prompt counts once."""
         each = [text.usage for text in self._generations.texts]
-        return Usage(
-            each[0].prompt_tokens, sum(one.completion_tokens for one in each),
-            each[0].cached_tokens,
-        )  # fmt: skip
+        return Usage.of(each[0].prompt_tokens, each[0].cached_tokens, each)
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Delta]]:
         async for index, chunk in self._generations:

@@ -16,7 +16,6 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
 from .._arrays import call
-from ..errors import InvalidArgumentError
 from ..text import TextCodec
 from .chat_routes import answer_chat
 from .chat_service import ChatRequest, ChatService
@@ -52,15 +51,8 @@ class ScoreBody(Body):
 
 
 def check_same_tokenizer(codec: TextCodec, other: TextCodec, path: Path) -> None:
-    """Errors: InvalidArgumentError naming the first token that is another one in `path`."""
-    own, others = codec.vocabulary(), other.vocabulary()
-    if own == others:
-        return
-    number = min(i for i in {*own, *others} if own.get(i) != others.get(i))
-    raise InvalidArgumentError(
-        f"--compare: {path} has another tokenizer: token {number} is {others.get(number)!r}, "
-        f"expected {own.get(number)!r}"
-    )
+    """Errors: as TextCodec.check_same."""
+    codec.check_same("--compare", other, path)
 
 
 class Scorer:

@@ -104,10 +104,10 @@ class Completions:
         """The tokens of all texts so far; a prompt that several texts continue counts once."""
         texts = self._generations.texts
         firsts = texts[:: self._copies]
-        return Usage(
+        return Usage.of(
             sum(len(text.prompt) for text in firsts),
-            0 if self._only_echo else sum(text.usage.completion_tokens for text in texts),
             sum(text.usage.cached_tokens for text in firsts),
+            [] if self._only_echo else [text.usage for text in texts],
         )
 
     async def __aiter__(self) -> AsyncIterator[CompletionPiece]:

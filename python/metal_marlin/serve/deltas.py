@@ -6,6 +6,7 @@ by kind, and tool calls by index, they are the whole answer; no piece is ever ta
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -64,6 +65,21 @@ class Usage:
     """Tokens of the prompt that were not computed again."""
     reasoning_tokens: int = 0
     """Tokens of the answer that are reasoning."""
+    drafted_tokens: int = 0
+    """Tokens that were guessed and verified."""
+    accepted_tokens: int = 0
+    """Of these, the ones that the model generated, too."""
+
+    @classmethod
+    def of(cls, prompt_tokens: int, cached_tokens: int, texts: Sequence[Usage]) -> Usage:
+        """The sum of texts whose prompts are counted apart."""
+        return cls(
+            prompt_tokens,
+            sum(text.completion_tokens for text in texts),
+            cached_tokens,
+            drafted_tokens=sum(text.drafted_tokens for text in texts),
+            accepted_tokens=sum(text.accepted_tokens for text in texts),
+        )
 
     @property
     def total_tokens(self) -> int:

@@ -88,13 +88,19 @@ class Generation:
         self._events: list[Any] = []
         self._complete = False
         self._error: BaseException | None = None
-        self._count = self._cached = 0
+        self._count = self._cached = self._drafted = self._accepted = 0
         self._submitted = group.started
         self._last: float | None = None
 
     @property
     def usage(self) -> Usage:
-        return Usage(len(self.prompt), self._count, self._cached)
+        return Usage(
+            len(self.prompt),
+            self._count,
+            self._cached,
+            drafted_tokens=self._drafted,
+            accepted_tokens=self._accepted,
+        )
 
     def deliver(self, event: Any, now: float) -> None:
         """Takes an event of the scheduler, which `take` reads."""
@@ -133,6 +139,7 @@ class Generation:
         prompt_logprobs = reason = None
         for event in events:
             self._cached = event.cached_tokens or self._cached
+            self._drafted, self._accepted = event.drafted, event.accepted
             if event.prompt_logprobs:
                 prompt_logprobs = self._prompt_logprobs(event.prompt_logprobs)
             for i, token in enumerate(event.tokens):

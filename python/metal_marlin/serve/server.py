@@ -63,6 +63,7 @@ def run(
     directory: bytes,
     *,
     open_model: Callable[[Path], Any],
+    speculation_of: Callable[[Any], Any],
     print_json: Callable[[str], bool],
     **given: Any,
 ) -> None:
@@ -81,9 +82,10 @@ def run(
             )
         codec = TextCodec(directory_path)
         model = open_model(directory_path)
+        speculation = speculation_of(model)
         # Before the KV cache of the first takes what memory is left.
         second = _second(options, codec, open_model)
-        engine = _engine(options, codec, model)
+        engine = _engine(options, codec, model, speculation)
         service = ChatService(engine, template)
         if service.warning is not None:
             print(service.warning, file=sys.stderr, flush=True)
@@ -102,8 +104,10 @@ def run(
         raise engine.failure
 
 
-def _engine(options: Options, codec: TextCodec, model: Any) -> Engine:
-    scheduler = _core.Scheduler(model, **options.scheduler)
+def _engine(
+    options: Options, codec: TextCodec, model: Any, speculation: Any = None
+) -> Engine:
+    scheduler = _core.Scheduler(model, **options.scheduler, speculation=speculation)
     return Engine(scheduler, codec, model.info, timeout=options.timeout)
 
 

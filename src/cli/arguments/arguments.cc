@@ -93,6 +93,15 @@ void ArgumentList::Option(const char* names, std::vector<std::string>* values, c
       ->allow_extra_args(false);
 }
 
+void ArgumentList::OptionalValue(const char* names, std::optional<std::string>* value,
+                                 const char* type, const char* help) {
+  Record(names, DeclaredArgument::Value::kText, type, help);
+  Placed(app_.add_option_function<std::string>(
+             names, [value](const std::string& given) { *value = given; }, help))
+      ->type_name(type)
+      ->expected(0, 1);
+}
+
 void ArgumentList::RequiredOption(const char* names, std::string* value, const char* type,
                                   const char* help) {
   Record(names, DeclaredArgument::Value::kText, type, help);

@@ -67,6 +67,9 @@ class ArgumentList {
   /// May be repeated.
   void Option(const char* names, std::vector<std::string>* values, const char* type,
               const char* help);
+  /// May be given without a value, which is then empty.
+  void OptionalValue(const char* names, std::optional<std::string>* value, const char* type,
+                     const char* help);
   void RequiredOption(const char* names, std::string* value, const char* type, const char* help);
   void Flag(const char* names, bool* value, const char* help);
   /// Refuses an option together with any of a group, all declared before.
@@ -75,6 +78,7 @@ class ArgumentList {
   /// Says that the value of an argument, declared before, is a model.
   void Model(std::string* value, ModelPart part = ModelPart::kAll);
   void Model(std::optional<std::string>* value, ModelPart part = ModelPart::kAll);
+  void Model(std::function<std::string*()> given) { models_.push_back({std::move(given)}); }
   const std::vector<ModelArgument>& models() const { return models_; }
 
   /// Values of the argument declared last that shell completions offer. What it accepts remains

@@ -194,6 +194,16 @@ Result<Model> RunArguments::OpenReference(const std::string& path, const Device&
   return OpenWith(std::move(options), path, device);
 }
 
+Result<Model> RunArguments::OpenDraft(const std::string& path, const Device& device) const {
+  MARLIN_ASSIGN_OR_RETURN(ModelOptions options, Options());
+  // These are about the other model.
+  const ModelOptions defaults;
+  options.gpu_layers = defaults.gpu_layers;
+  options.host_experts = defaults.host_experts;
+  options.device_memory = defaults.device_memory;
+  return Model::Open(path, device, options);
+}
+
 Result<Model> RunArguments::OpenWith(ModelOptions options, const std::string& path,
                                      const Device& device) const {
   if (frequencies_.empty()) return Model::Open(path, device, options);

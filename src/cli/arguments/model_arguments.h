@@ -62,6 +62,8 @@ class RunArguments {
   void WithDraft() { draft_ = true; }
   /// Opens a second model, without --prepared and --kv-cache.
   Result<Model> OpenReference(const std::string& path, const Device& device) const;
+  /// Opens the draft of a model, whole on the device.
+  Result<Model> OpenDraft(const std::string& path, const Device& device) const;
   bool prepared() const { return !prepared_.empty(); }
   bool chooses_cache() const { return kv_cache_.given(); }
   bool places_experts() const { return !host_experts_.empty(); }

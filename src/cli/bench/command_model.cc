@@ -5,9 +5,12 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "base/errors.h"
 #include "base/macros.h"
 #include "base/text_table.h"
 #include "bench/model.h"
+#include "bench/speculation.h"
+#include "cli/arguments/draft_arguments.h"
 #include "cli/arguments/model_arguments.h"
 #include "cli/arguments/product_arguments.h"
 #include "cli/bench/machine.h"
@@ -55,7 +58,17 @@ class BenchModelCommand final : public Command {
     kv_cache_.Declare(arguments, "Keys and values: f32, bf16 (default) or fp8_e4m3");
     arguments.Flag("--profile", &profile_,
                    "Also the time of each operation of a prefill and of a decode step");
+    arguments.Group("Speculation");
+    draft_.Declare(arguments);
+    arguments.Option("--tokens", &tokens_, "FILE",
+                     "With --speculate: token ids that begin with the prompt; default: sixteen "
+                     "tokens, repeated");
     common_.Declare(arguments);
+  }
+
+  Status Check(const Console& /*console*/) const override {
+    MARLIN_RETURN_IF_ERROR(draft_.Check());
+    return tokens_ && !draft_.given() ? Invalid("--tokens: only with --speculate") : Status();
   }
 
   Status Run(Console& console) override {
@@ -68,9 +81,11 @@ class BenchModelCommand final : public Command {
     }
     MARLIN_ASSIGN_OR_RETURN(const std::unique_ptr<BenchDevice> device, BenchDevice::Find(common_));
     MARLIN_RETURN_IF_ERROR(device->Open());
+    open_.draft = draft_.source() == DraftSource::kLayer;
     // Opened before the machine is measured, so that errors come early.
     MARLIN_ASSIGN_OR_RETURN(const Model model, Model::Open(path_, device->device(), open_));
     info_ = model.info();
+    MARLIN_ASSIGN_OR_RETURN(const SpeculationOptions speculation, OpenDraft(model));
     MARLIN_ASSIGN_OR_RETURN(const std::vector<bench::ModelBenchOptions> runs, ListRuns());
     common_.device.SayTaken(console, model.device().info());
     MARLIN_ASSIGN_OR_RETURN(layers_, DescribeLayers(model));
@@ -87,11 +102,53 @@ class BenchModelCommand final : public Command {
                               bench::BenchModel(model, run));
       phases.insert(phases.end(), measured.begin(), measured.end());
     }
+    MARLIN_RETURN_IF_ERROR(Speculate(model, speculation, &bar));
     bar.Clear();
     return common_.Report(console, Document(*machine, phases), Text(*machine, phases));
   }
 
  private:
+  Result<SpeculationOptions> OpenDraft(const Model& model) const {
+    ModelOptions options;
+    options.batch_invariant = open_.batch_invariant;
+    return draft_.Options(model, nullptr, [&](const std::string& path) {
+      return Model::Open(path, model.device(), options);
+    });
+  }
+
+  /// The prompt of a run with speculation.
+  Result<std::vector<int32_t>> Prompt(int64_t tokens) const {
+    if (!tokens_) return bench::RepetitivePrompt(tokens, info_.vocab_size);
+    MARLIN_ASSIGN_OR_RETURN(std::vector<int32_t> text, ReadTokens(*tokens_));
+    if (std::ssize(text) < tokens) {
+      return Invalid(fmt::format("--tokens: expected the {} tokens of the prompt or more, got {}",
+                                 tokens, text.size()));
+    }
+    text.resize(static_cast<size_t>(tokens));
+    return text;
+  }
+
+  /// With a prompt of one token where none is asked for.
+  Status Speculate(const Model& model, const SpeculationOptions& speculation, ProgressBar* bar) {
+    if (!draft_.given()) return {};
+    for (const int64_t batch : batch_) {
+      for (const int64_t prompt : prompt_tokens_) {
+        for (const int64_t new_tokens : new_tokens_) {
+          bench::SpeculationBenchOptions options{.new_tokens = new_tokens,
+                                                 .batch = batch,
+                                                 .speculation = speculation,
+                                                 .draft = draft_.name(),
+                                                 .timing = common_.Timing()};
+          MARLIN_ASSIGN_OR_RETURN(options.prompt, Prompt(std::max<int64_t>(prompt, 1)));
+          bar->Update(0, 1, fmt::format("speculation, pp{}, batch {}", prompt, batch));
+          MARLIN_ASSIGN_OR_RETURN(speculated_.emplace_back(),
+                                  bench::BenchSpeculation(model, options));
+        }
+      }
+    }
+    return {};
+  }
+
   Status ReadLists() {
     MARLIN_ASSIGN_OR_RETURN(prompt_tokens_, ReadNumbers("--prompt-tokens", prompts_, {.least = 0}));
     MARLIN_ASSIGN_OR_RETURN(new_tokens_, ReadNumbers("--new-tokens", news_, {.least = 0}));
@@ -146,6 +203,9 @@ class BenchModelCommand final : public Command {
     for (const bench::ModelPhase& phase : phases) {
       document["results"].push_back(bench::ModelJson(phase, machine.ceilings()));
     }
+    for (const bench::SpeculatedRun& run : speculated_) {
+      document["results"].push_back(bench::SpeculationJson(run));
+    }
     return document;
   }
 
@@ -153,11 +213,11 @@ class BenchModelCommand final : public Command {
     const std::string fusion =
         info_.fusion.empty() ? "" : fmt::format("\nfused in decode: {}", info_.fusion);
     const std::string layers = layers_.empty() ? "" : "\n" + layers_;
-    return fmt::format("{}{}: {} ({}), {} parameters, {}{}{}\n{}\n{}{}", machine.Heading(), path_,
+    return fmt::format("{}{}: {} ({}), {} parameters, {}{}{}\n{}\n{}{}{}", machine.Heading(), path_,
                        info_.model_type, info_.recipe.empty() ? "plain" : info_.recipe,
                        FormatCount(info_.parameters), FormatBytes(info_.bytes), fusion, layers,
                        EndsLine(info_.ends), bench::ModelText(phases, machine.ceilings()),
-                       bench::ProfileText(phases));
+                       bench::SpeculationText(speculated_), bench::ProfileText(phases));
   }
 
   std::string path_;
@@ -171,12 +231,15 @@ class BenchModelCommand final : public Command {
   KvCacheArgument kv_cache_;
   ModelOptions open_;
   BenchArguments common_;
+  DraftArguments draft_;
+  std::optional<std::string> tokens_;
 
   std::vector<int64_t> prompt_tokens_;
   std::vector<int64_t> new_tokens_;
   std::vector<int64_t> batch_;
   ModelInfo info_;
   std::string layers_;  ///< DescribeLayers.
+  std::vector<bench::SpeculatedRun> speculated_;
 };
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include "base/errors.h"
 #include "base/macros.h"
 #include "cli/arguments/chat_arguments.h"
+#include "cli/arguments/draft_arguments.h"
 #include "cli/arguments/model_arguments.h"
 #include "cli/arguments/sampling_arguments.h"
 #include "cli/command.h"
@@ -34,8 +35,11 @@ class ChatCommand final : public Command {
                      "Tokens of an answer; default: as many as the context holds");
     arguments.Group("Sampling");
     sampling_.Declare(arguments);
+    arguments.Group("Speculation");
+    draft_.Declare(arguments);
     arguments.Group(RunArguments::kGroup);
     run_.Declare(arguments);
+    arguments.Exclude("--url", "Speculation");
     arguments.Exclude("--url", RunArguments::kGroup);
   }
 
@@ -46,6 +50,7 @@ class ChatCommand final : public Command {
     if (url_ && template_.prompt().file) {
       return Invalid("--chat-template: not with --url, whose server has the template");
     }
+    MARLIN_RETURN_IF_ERROR(draft_.Check());
     return CheckHasCodec(console, "chat", "");
   }
 
@@ -62,7 +67,12 @@ class ChatCommand final : public Command {
     request.json = console.json();
     request.quiet = console.quiet();
     request.open = [&](GenerateOptions* options) -> Result<Model> {
+      if (draft_.source() == DraftSource::kLayer) run_.WithDraft();
       MARLIN_ASSIGN_OR_RETURN(Model model, run_.Open(console, *path_));
+      const auto open = [&](const std::string& path) {
+        return run_.OpenDraft(path, model.device());
+      };
+      MARLIN_ASSIGN_OR_RETURN(options->speculation, draft_.Options(model, codec.get(), open));
       options->sampling = sampling_.Options(model.info().sampling);
       SaySampling(console, model.info(), options->sampling);
       return model;
@@ -81,6 +91,7 @@ class ChatCommand final : public Command {
   ChatArguments template_;
   std::optional<int64_t> max_tokens_;
   SamplingArguments sampling_;
+  DraftArguments draft_;
   bool no_stream_ = false;
   RunArguments run_;
 };

@@ -9,6 +9,7 @@
 #include "base/macros.h"
 #include "base/text_table.h"
 #include "cli/arguments/chat_arguments.h"
+#include "cli/arguments/draft_arguments.h"
 #include "cli/arguments/model_arguments.h"
 #include "cli/arguments/prompt_lines.h"
 #include "cli/arguments/sampling_arguments.h"
@@ -92,6 +93,8 @@ class GenerateCommand final : public Command {
     arguments.Group("Chat");
     arguments.Flag("--chat", &chat_, "The prompt is a message: put it into the chat template");
     template_.Declare(arguments);
+    arguments.Group("Speculation");
+    draft_.Declare(arguments);
     arguments.Group(RunArguments::kGroup);
     run_.Declare(arguments);
   }
@@ -107,6 +110,7 @@ class GenerateCommand final : public Command {
       return Invalid("--batch: only with --prompts");
     }
     MARLIN_RETURN_IF_ERROR(CheckChat());
+    MARLIN_RETURN_IF_ERROR(draft_.Check());
     for (const std::string& stop : stops_) {
       if (stop.empty()) return Invalid("--stop: expected text, got ''");
     }
@@ -119,6 +123,7 @@ class GenerateCommand final : public Command {
     if (prompts_) {
       MARLIN_ASSIGN_OR_RETURN(batch, ReadBatch(console));
     }
+    if (draft_.source() == DraftSource::kLayer) run_.WithDraft();
     MARLIN_ASSIGN_OR_RETURN(const Model model, run_.Open(console, path_));
     std::unique_ptr<TextCodec> codec;
     GenerateOptions options = Options(model.info().sampling);
@@ -126,6 +131,7 @@ class GenerateCommand final : public Command {
       MARLIN_ASSIGN_OR_RETURN(codec, OpenCodec(console, option, path_));
       MARLIN_RETURN_IF_ERROR(AddStopTokens(*codec, stops_, model.info(), &options));
     }
+    MARLIN_ASSIGN_OR_RETURN(options.speculation, OpenDraft(console, model, codec.get()));
     SaySampling(console, model.info(), options.sampling);
     batch.options = options;
     if (prompts_) {
@@ -146,6 +152,21 @@ class GenerateCommand final : public Command {
   }
 
  private:
+  /// `codec`: the model's, or null where no text is read; a draft model is compared with it.
+  Result<SpeculationOptions> OpenDraft(const Console& console, const Model& model,
+                                       TextCodec* codec) const {
+    std::unique_ptr<TextCodec> own;
+    if (codec == nullptr && draft_.source() == DraftSource::kModel &&
+        CheckHasCodec(console, "--draft", "").ok()) {
+      Result<std::unique_ptr<TextCodec>> opened = OpenCodec(console, "--draft", path_);
+      // Token ids may go without a tokenizer.
+      if (opened.ok()) own = *std::move(opened);
+    }
+    return draft_.Options(
+        model, codec != nullptr ? codec : own.get(),
+        [&](const std::string& path) { return run_.OpenDraft(path, model.device()); });
+  }
+
   Status CheckChat() const {
     if (const char* const option = template_.FirstGiven(); option != nullptr && !chat_) {
       return Invalid(fmt::format("{}: only with --chat", option));
@@ -208,11 +229,13 @@ class GenerateCommand final : public Command {
       return console.PrintJson(
           GeneratedJson(console, output.text(), generated, prompt.size(), options.sampling));
     }
+    const std::string drafts = DescribeDrafts(generated.drafts);
     console.Message(fmt::format(
-        "{} at {} tokens/s after a prompt of {} in {:.3f} s; ended by {}",
+        "{} at {} tokens/s after a prompt of {} in {:.3f} s; ended by {}{}",
         FormatCounted(std::ssize(generated.token_ids), "token"), FormatRate(DecodeRate(generated)),
         FormatCounted(std::ssize(prompt), "token"), generated.prefill_seconds,
-        output.text().ReasonName(console, generated.stop_reason)));
+        output.text().ReasonName(console, generated.stop_reason),
+        drafts.empty() ? "" : "; " + drafts));
     return {};
   }
 
@@ -227,6 +250,7 @@ class GenerateCommand final : public Command {
   SpecialTokensArgument special_;
   bool chat_ = false;
   ChatArguments template_;
+  DraftArguments draft_;
   bool ignore_eos_ = false;
   RunArguments run_;
 };

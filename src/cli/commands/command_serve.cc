@@ -6,6 +6,7 @@
 
 #include "base/errors.h"
 #include "base/macros.h"
+#include "cli/arguments/draft_arguments.h"
 #include "cli/arguments/model_arguments.h"
 #include "cli/command.h"
 #include "marlin/scheduler.h"
@@ -30,6 +31,8 @@ class ServeCommand final : public Command {
     arguments.Model(&compare_);
     DeclareAddress(arguments);
     DeclareRequests(arguments);
+    arguments.Group("Speculation");
+    draft_.Declare(arguments);
     arguments.Group(RunArguments::kGroup);
     run_.Declare(arguments);
     arguments.Option("--quantize", &recipe_, "RECIPE",
@@ -38,8 +41,10 @@ class ServeCommand final : public Command {
   }
 
   Status Check(const Console& console) const override {
-    if (draft_layer_ && !draft_tokens_) return Invalid("--draft: only with --speculate");
-    if (draft_layer_ && compare_) return Invalid("--draft: not with --compare");
+    MARLIN_RETURN_IF_ERROR(draft_.Check());
+    if (compare_ && draft_.source() != DraftSource::kLookup) {
+      return Invalid("--draft: not with --compare");
+    }
     return CheckHasCodec(console, "serve", "");
   }
 
@@ -57,9 +62,8 @@ class ServeCommand final : public Command {
     request.max_running = max_running_.value_or(0);
     request.max_waiting = max_waiting_.value_or(SchedulerOptions{}.max_waiting);
     request.prefill_tokens = prefill_tokens_.value_or(0);
-    request.draft_tokens = draft_tokens_.value_or(0);
-    request.draft_layer = draft_layer_;
-    request.prefix_cache = !no_prefix_cache_ && !draft_layer_;
+    const bool drafts_by_layer = draft_.source() == DraftSource::kLayer;
+    request.prefix_cache = !no_prefix_cache_ && !drafts_by_layer;
     request.timeout_seconds = timeout_.value_or(kDefaultTimeout);
     request.template_file = template_file_;
     request.recipe = recipe_;
@@ -68,9 +72,14 @@ class ServeCommand final : public Command {
     std::optional<Device> device;
     request.open = [&](const std::string& directory) -> Result<Model> {
       if (device) return run_.OpenReference(directory, *device);
-      if (draft_layer_) run_.WithDraft();
+      if (drafts_by_layer) run_.WithDraft();
       MARLIN_ASSIGN_OR_RETURN(device, run_.OpenDevice());
       return run_.Open(console, directory, *device);
+    };
+    request.speculation = [&](const Model& model) {
+      return draft_.Options(model, codec.get(), [&](const std::string& path) {
+        return run_.OpenDraft(path, model.device());
+      });
     };
     request.print_json = [&](std::string_view json) -> Result<bool> {
       MARLIN_RETURN_IF_ERROR(console.PrintJsonLine(nlohmann::ordered_json::parse(json)));
@@ -109,10 +118,6 @@ class ServeCommand final : public Command {
                      "1024");
     arguments.Flag("--no-prefix-cache", &no_prefix_cache_,
                    "Do not keep the KV cache of prompts for others that begin alike");
-    arguments.Option("--speculate", &draft_tokens_, WholeRange(), "N",
-                     "Guess N tokens per pass, and verify them; default 0");
-    arguments.Flag("--draft", &draft_layer_,
-                   "Guess with the model's MTP layer; prompts then share no KV cache");
     arguments.Option("--timeout", &timeout_, {.most = kMostTimeout}, "S",
                      "Seconds that a request may take; default 600; 0: any");
     arguments.Option("--chat-template", &template_file_, "FILE",
@@ -131,8 +136,7 @@ class ServeCommand final : public Command {
   std::optional<int64_t> max_running_;
   std::optional<int64_t> max_waiting_;
   std::optional<int64_t> prefill_tokens_;
-  std::optional<int64_t> draft_tokens_;
-  bool draft_layer_ = false;
+  DraftArguments draft_;
   bool no_prefix_cache_ = false;
   std::optional<double> timeout_;
   std::optional<std::string> template_file_;

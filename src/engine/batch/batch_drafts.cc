@@ -1,16 +1,14 @@
 #include "engine/batch/batch_drafts.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/macros.h"
+#include "base/seconds_since.h"
 #include "engine/kv_cache.h"
 
 namespace marlin {
 namespace {
-
-/// Rows of a pass with drafts, at most: with more rows products are no longer bound by reading the
-/// weights, and drafts that fail would delay all texts.
-constexpr int64_t kMostRowsWithDrafts = 32;
 
 /// How many tokens of a text may be guessed for the next pass.
 int64_t MostDrafts(const Model& model, const BatchText& text, int64_t room) {
@@ -20,41 +18,77 @@ int64_t MostDrafts(const Model& model, const BatchText& text, int64_t room) {
   return std::min({room, model.info().max_positions - fed, wanted - 1});
 }
 
-/// A layer that drafts is fed whether or not it may guess. Without memory it guesses nothing.
-Status GuessDrafts(int64_t most, BatchText* text) {
-  if (!text->layer) {
-    if (most > 0) text->drafts = text->lookup->Guess(text->tokens, most);
+/// Whether a greedy guess is what the text's sampler would choose.
+bool IsGreedy(const SamplingOptions& options) {
+  return options.temperature == 0 && options.repetition_penalty == 1 &&
+         options.presence_penalty == 0 && options.frequency_penalty == 0;
+}
+
+/// The text goes on without a guess where the draft has no memory or says nothing that is finite.
+bool IsHarmless(Code code) { return code == Code::kOutOfMemory || code == Code::kNonFiniteInput; }
+
+class PassDrafts {
+ public:
+  PassDrafts(const Model& model, const BatchSlots& slots, std::span<BatchText* const> running,
+             int64_t room, DraftCosts* costs)
+      : model_(model), slots_(slots), room_(room), costs_(*costs) {
+    for (const BatchText* const text : running) {
+      if (text->piece == 0 || text->left() > 1) continue;
+      ++pass_.rows;
+      ++pass_.tokens;
+    }
+  }
+
+  Status Add(BatchText& text) {
+    if (text.drafter == nullptr) return {};
+    Status status = Guess(text);
+    if (IsHarmless(status.code())) status = Status();
+    if (!status.ok() || text.drafts.empty()) return status;
+    KvCache& cache = text.sequence->state()->cache;
+    const int64_t fed = text.sequence->length() + 1;
+    if (!cache.Reserve(cache.length(), fed + std::ssize(text.drafts)).ok()) {
+      text.drafts.clear();
+      room_ = 0;
+      return {};
+    }
+    room_ -= std::ssize(text.drafts);
+    pass_.rows += std::ssize(text.drafts);
+    pass_.tokens += text.control->ExpectedTokens(std::ssize(text.drafts)) - 1;
     return {};
   }
-  if (most <= 0) {
-    const Status followed = text->layer->Follow(text->tokens);
-    return followed.code() == Code::kOutOfMemory ? Status() : followed;
+
+ private:
+  Status Guess(BatchText& text) {
+    const int64_t most = MostDrafts(model_, text, room_);
+    // The text itself is a row and a token of the pass.
+    const DraftedPass others{pass_.rows - 1, pass_.tokens - 1, pass_.seconds};
+    const int64_t wanted = most <= 0 ? 0 : text.control->Choose(costs_, others, most);
+    if (wanted == 0) return text.drafter->Follow(text.tokens, text.sequence->length());
+    std::vector<uint8_t> sampler;
+    if (text.slot >= 0 && text.drafter->draws() && !IsGreedy(text.options->sampling)) {
+      MARLIN_ASSIGN_OR_RETURN(sampler, slots_.Save(text));
+    }
+    const auto start = std::chrono::steady_clock::now();
+    MARLIN_ASSIGN_OR_RETURN(text.drafts, text.drafter->Guess(text.tokens, wanted, sampler));
+    const double seconds = SecondsSince(start);
+    costs_.AddGuess(std::ssize(text.drafts), seconds);
+    pass_.seconds += seconds;
+    return {};
   }
-  Result<std::vector<int32_t>> guess = text->layer->Guess(text->tokens, most);
-  if (!guess.ok()) {
-    return guess.status().code() == Code::kOutOfMemory ? Status() : guess.status();
-  }
-  text->drafts = *std::move(guess);
-  return {};
-}
+
+  const Model& model_;
+  const BatchSlots& slots_;
+  int64_t room_;
+  DraftCosts& costs_;
+  DraftedPass pass_;
+};
 
 }  // namespace
 
-Status AddDrafts(const Model& model, std::span<BatchText* const> running, int64_t room) {
-  room = std::min(room, kMostRowsWithDrafts - std::ssize(running));
-  for (BatchText* const text : running) {
-    if (!text->lookup && !text->layer) continue;
-    MARLIN_RETURN_IF_ERROR(GuessDrafts(MostDrafts(model, *text, room), text));
-    if (text->drafts.empty()) continue;
-    KvCache& cache = text->sequence->state()->cache;
-    const int64_t fed = text->sequence->length() + 1;
-    if (!cache.Reserve(cache.length(), fed + std::ssize(text->drafts)).ok()) {
-      text->drafts.clear();
-      room = 0;
-      continue;
-    }
-    room -= std::ssize(text->drafts);
-  }
+Status AddDrafts(const Model& model, const BatchSlots& slots, std::span<BatchText* const> running,
+                 int64_t room, DraftCosts* costs) {
+  PassDrafts drafts(model, slots, running, room, costs);
+  for (BatchText* const text : running) MARLIN_RETURN_IF_ERROR(drafts.Add(*text));
   return {};
 }
 

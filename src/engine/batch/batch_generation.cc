@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <new>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -12,6 +13,7 @@
 #include "engine/batch/continuous_batch.h"
 #include "engine/generation_checks.h"
 #include "engine/model_impl.h"
+#include "engine/speculation/speculation.h"
 #include "marlin/generate.h"
 
 namespace marlin {
@@ -71,7 +73,7 @@ Result<std::vector<Generated>> Run(const Model& model, const BatchOptions& batch
   return results;
 }
 
-Status CheckBatch(std::span<const std::vector<int32_t>> prompts,
+Status CheckBatch(const Model& model, std::span<const std::vector<int32_t>> prompts,
                   std::span<const GenerateOptions> options, const BatchOptions& batch) {
   const auto invalid = [](const std::string& message) {
     return Status(Code::kInvalidArgument, message);
@@ -81,7 +83,7 @@ Status CheckBatch(std::span<const std::vector<int32_t>> prompts,
         fmt::format("options: expected 1 or {} (prompts), got {}", prompts.size(), options.size()));
   }
   for (size_t i = 0; i < options.size(); ++i) {
-    const Status status = CheckGenerateOptions(options[i]);
+    const Status status = CheckGenerateOptions(model, options[i]);
     if (status.ok()) continue;
     return options.size() == 1 ? status : status.WithContext(fmt::format("options[{}]", i));
   }
@@ -97,14 +99,21 @@ Result<std::vector<Generated>> Continue(const Model& model,
                                         std::span<const GenerateOptions> options,
                                         const BatchOptions& batch) {
   MARLIN_RETURN_IF_ERROR(CheckModel("model", model));
-  MARLIN_RETURN_IF_ERROR(CheckBatch(prompts, options, batch));
+  MARLIN_RETURN_IF_ERROR(CheckBatch(model, prompts, options, batch));
   const GenerateOptions usual;
   std::vector<BatchText> texts(prompts.size());
+  std::optional<Speculation> speculation;
   for (size_t i = 0; i < prompts.size(); ++i) {
     MARLIN_RETURN_IF_ERROR(CheckPrompt(NameOf(i), model, prompts[i]));
     texts[i].prompt = prompts[i];
     texts[i].options = options.empty() ? &usual : &options[options.size() == 1 ? 0 : i];
     texts[i].stops = StopTokens(model, *texts[i].options);
+    // Options of all prompts share what their drafts share.
+    if (!speculation || options.size() > 1) {
+      MARLIN_ASSIGN_OR_RETURN(speculation, Speculation::Make(model, texts[i].options->speculation));
+    }
+    texts[i].drafter = speculation->NewDrafter();
+    texts[i].control.emplace(texts[i].options->speculation);
   }
   return Run(model, batch, texts);
 }

@@ -6,6 +6,7 @@
 
 #include "base/internals.h"
 #include "base/macros.h"
+#include "base/seconds_since.h"
 #include "engine/decode_call.h"
 #include "engine/forward_call.h"
 #include "engine/model_impl.h"
@@ -58,7 +59,7 @@ class FeedCall {
       if (!text.drafts.empty()) AddDrafts(text, &input);
     }
     lengths_.push_back(text.sequence->length());
-    if (text.layer) input.hidden_out = text.layer->Receive(std::ssize(input.tokens));
+    if (text.reads_hidden()) input.hidden_out = text.drafter->Receive(std::ssize(input.tokens));
     has_masks_ |= samples && !text.allowed.empty();
     if (input.all_logits || text.logprobs >= 0) {
       likely_ = std::max({likely_, text.logprobs, int64_t{0}});
@@ -97,7 +98,7 @@ class FeedCall {
     for (size_t i = 0; i < inputs_.size(); ++i) {
       const SequenceInput& input = inputs_[i];
       BatchText& text = *texts_[i];
-      if (text.layer) text.layer->Keep(text.sequence->length() - lengths_[i]);
+      if (text.drafter != nullptr) text.drafter->Keep(text.sequence->length() - lengths_[i]);
       const auto rows = static_cast<size_t>(WantedRows(input));
       const auto count = static_cast<size_t>(SampledTokens(input));
       if (input.all_logits) TakePrompt(input, row, rows - count, &text);
@@ -164,8 +165,7 @@ class FeedCall {
   std::vector<float> of_likely_;
 };
 
-}  // namespace
-
+/// Samples the next tokens of texts that all decode and have slots.
 Status DecodeTexts(const Model& model, const BatchSlots& slots, std::vector<SampledText>* sampled) {
   const int64_t steps = StepsOfDecode(model, slots);
   std::vector<DecodeInput> inputs;
@@ -190,6 +190,8 @@ Status DecodeTexts(const Model& model, const BatchSlots& slots, std::vector<Samp
   return status;
 }
 
+/// Feeds the pieces and drafts of the texts that have some, and samples each text that then has no
+/// more.
 Status FeedTexts(const Model& model, const BatchSlots& slots, std::span<BatchText* const> running,
                  std::vector<SampledText>* sampled) {
   FeedCall call(Internals::Impl(model), slots);
@@ -201,6 +203,38 @@ Status FeedTexts(const Model& model, const BatchSlots& slots, std::span<BatchTex
   }
   MARLIN_RETURN_IF_ERROR(WithMemory([&] { return call.Run(); }));
   call.Take(sampled);
+  return {};
+}
+
+/// The rows of the next pass, if all texts that it feeds decode; otherwise 0.
+int64_t RowsOfDecode(std::span<BatchText* const> running) {
+  int64_t rows = 0;
+  for (const BatchText* const text : running) {
+    if (text->piece == 0) continue;
+    if (text->left() > 1) return 0;
+    rows += 1 + std::ssize(text->drafts);
+  }
+  return rows;
+}
+
+}  // namespace
+
+Status RunTexts(const Model& model, const BatchSlots& slots, std::span<BatchText* const> running,
+                DraftCosts* costs, std::vector<SampledText>* sampled) {
+  const bool all_decode = std::all_of(running.begin(), running.end(), [](const BatchText* text) {
+    return text->left() == 1 && !text->constrained && text->logprobs < 0 && text->drafts.empty() &&
+           !text->reads_hidden();
+  });
+  const int64_t rows = RowsOfDecode(running);
+  const auto start = std::chrono::steady_clock::now();
+  MARLIN_RETURN_IF_ERROR(all_decode ? DecodeTexts(model, slots, sampled)
+                                    : FeedTexts(model, slots, running, sampled));
+  if (rows == 0) return {};
+  size_t steps = 1;
+  if (all_decode) {
+    for (const SampledText& text : *sampled) steps = std::max(steps, text.tokens.size());
+  }
+  costs->AddPass(rows, SecondsSince(start) / static_cast<double>(steps));
   return {};
 }
 

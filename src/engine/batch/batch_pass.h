@@ -7,6 +7,7 @@
 
 #include "engine/batch/batch_slots.h"
 #include "engine/batch/batch_text.h"
+#include "engine/speculation/draft_control.h"
 #include "marlin/model.h"
 #include "marlin/scheduler.h"
 #include "marlin/status.h"
@@ -21,14 +22,12 @@ struct SampledText {
   std::vector<TokenLogprobs> logprobs = {};  ///< One per token, if the text asks for them.
 };
 
-/// Samples the next tokens of texts that all decode and have slots: several, if the device takes
-/// more than one step per pass. A stop token of another text ends a row, but not its text. Errors:
-/// as Model::Decode; the tokens of steps before the error are there.
-Status DecodeTexts(const Model& model, const BatchSlots& slots, std::vector<SampledText>* sampled);
-
-/// Feeds the pieces and drafts of the texts that have some, and samples each text that then has no
-/// more. Adds the log-probabilities of prompts to their texts. Errors: as Model::ForwardAndSample.
-Status FeedTexts(const Model& model, const BatchSlots& slots, std::span<BatchText* const> running,
-                 std::vector<SampledText>* sampled);
+/// Runs a pass of the texts that have pieces, and samples each text that then has no more to feed:
+/// several tokens of each, if all decode and the device takes more than one step per pass. A stop
+/// token of another text ends a row, but not its text. Adds the log-probabilities of prompts to
+/// their texts, and the pass's time to `costs` if all decode. Errors: as Model::Decode and
+/// Model::ForwardAndSample; the tokens of steps before the error are there.
+Status RunTexts(const Model& model, const BatchSlots& slots, std::span<BatchText* const> running,
+                DraftCosts* costs, std::vector<SampledText>* sampled);
 
 }  // namespace marlin

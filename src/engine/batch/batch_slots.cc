@@ -51,7 +51,7 @@ void BatchSlots::Leave(BatchText& text) {
 
 Status BatchSlots::LeaveWithState(BatchText& text) {
   if (text.slot < 0) return {};
-  MARLIN_ASSIGN_OR_RETURN(text.sampler, samplers_.Save(text.slot));
+  MARLIN_ASSIGN_OR_RETURN(text.sampler, Save(text));
   Leave(text);
   return {};
 }

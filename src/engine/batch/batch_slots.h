@@ -28,6 +28,10 @@ class BatchSlots {
   std::vector<BatchText*> Enter(std::span<BatchText* const> running);
   /// Writes the sampler states of texts that got slots, and closes the gaps of those that left.
   Status Fill(std::span<BatchText* const> entered);
+  /// A copy of the state of a text that has a slot.
+  Result<std::vector<uint8_t>> Save(const BatchText& text) const {
+    return samplers_.Save(text.slot);
+  }
   /// Frees a text's slot, if it has one.
   void Leave(BatchText& text);
   /// Leave, with the sampler's state kept in the text.

@@ -3,13 +3,14 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
 
-#include "engine/batch/layer_drafts.h"
-#include "engine/speculation.h"
+#include "engine/speculation/draft_control.h"
+#include "engine/speculation/drafter.h"
 #include "marlin/generate.h"
 #include "marlin/model.h"
 #include "marlin/scheduler.h"
@@ -29,10 +30,14 @@ struct BatchText {
   bool constrained = false;  ///< Samples each token only with a mask.
   /// The mask of the next token: bit i of word i / 32 allows token i. Empty: none yet.
   std::vector<uint32_t> allowed;
-  int64_t logprobs = -1;               ///< As Request::logprobs.
-  bool prompt_logprobs = false;        ///< As Request::prompt_logprobs; excludes a salt.
-  std::optional<PromptLookup> lookup;  ///< Guesses tokens, if they may be guessed.
-  std::optional<LayerDrafts> layer;    ///< Guesses instead; excludes a salt.
+  int64_t logprobs = -1;         ///< As Request::logprobs.
+  bool prompt_logprobs = false;  ///< As Request::prompt_logprobs; excludes a salt.
+  /// Guesses tokens, with `control`; null: none are guessed. One that reads hidden states excludes
+  /// a salt.
+  std::unique_ptr<Drafter> drafter;
+  std::optional<DraftControl> control;
+  /// Begins the prompt, and gets what the text was fed when it has ended; null: none does.
+  Sequence* given = nullptr;
   Generated generated;
   /// Log-probabilities of the prompt's tokens so far, but the first; the observer takes them.
   std::vector<TokenLogprobs> of_prompt;
@@ -56,6 +61,7 @@ struct BatchText {
   int64_t left() const { return static_cast<int64_t>(tokens.size()) - sequence->length(); }
   /// Those that may be fed: not the last one of a text that waits for its mask.
   int64_t ready() const { return left() - (constrained && allowed.empty() ? 1 : 0); }
+  bool reads_hidden() const { return drafter != nullptr && drafter->reads_hidden(); }
   bool samples() const { return piece == left(); }
   /// Whether a pass reports the log-probabilities of the tokens that it feeds.
   bool reports_prompt() const {

@@ -81,7 +81,7 @@ Status ContinuousBatch::Step() {
   const std::vector<BatchText*> entered = slots_.Enter(running_);
   std::vector<SampledText> sampled;
   Status status = slots_.Fill(entered);
-  if (status.ok()) status = RunPass(&sampled);
+  if (status.ok()) status = RunTexts(*model_, slots_, running_, &costs_, &sampled);
   const bool is_empty = std::all_of(sampled.begin(), sampled.end(), [](const SampledText& text) {
     return text.tokens.empty() && text.error.ok();
   });
@@ -99,15 +99,6 @@ Status ContinuousBatch::Step() {
   return {};
 }
 
-Status ContinuousBatch::RunPass(std::vector<SampledText>* sampled) {
-  const bool all_decode = std::all_of(running_.begin(), running_.end(), [](const BatchText* text) {
-    return text->left() == 1 && !text->constrained && text->logprobs < 0 && text->drafts.empty() &&
-           !text->layer;
-  });
-  if (all_decode) return DecodeTexts(*model_, slots_, sampled);
-  return FeedTexts(*model_, slots_, running_, sampled);
-}
-
 /// Decides how many tokens of each text the next pass feeds, takes their pages, and starts texts
 /// while there is room.
 Status ContinuousBatch::Plan() {
@@ -115,7 +106,7 @@ Status ContinuousBatch::Plan() {
   MARLIN_RETURN_IF_ERROR(PlanRunning(&budget));
   StartWaiting(&budget);
   if (interactive_) SpendRest(&budget);
-  return AddDrafts(*model_, running_, budget.room);
+  return AddDrafts(*model_, slots_, running_, budget.room, &costs_);
 }
 
 ContinuousBatch::Budget ContinuousBatch::BudgetOfPass() const {
@@ -198,14 +189,18 @@ void ContinuousBatch::SpendRest(Budget* budget) {
 
 /// Returns false after the text has ended with an error.
 bool ContinuousBatch::Start(BatchText& text) {
-  Result<Sequence> sequence = model_->NewSequence({.truncatable = false});
-  const Status drafts = text.layer ? text.layer->Restart() : Status();
-  if (!sequence.ok() || !drafts.ok()) {
+  Result<Sequence> sequence = text.given == nullptr ? model_->NewSequence({.truncatable = false})
+                                                    : Result<Sequence>(std::move(*text.given));
+  Status status = sequence.status();
+  if (status.ok()) {
+    text.sequence.emplace(*std::move(sequence));
+    if (text.drafter != nullptr) status = text.drafter->Restart(text.sequence->length());
+  }
+  if (!status.ok()) {
     waiting_.pop_front();
-    End(text, StopReason::kCallback, sequence.ok() ? drafts : sequence.status());
+    End(text, StopReason::kCallback, status);
     return false;
   }
-  text.sequence.emplace(*std::move(sequence));
   text.tokens.assign(text.prompt.begin(), text.prompt.end());
   text.tokens.insert(text.tokens.end(), text.generated.token_ids.begin(),
                      text.generated.token_ids.end());
@@ -253,7 +248,8 @@ void ContinuousBatch::Accept(const SampledText& sampled) {
   BatchText& text = *sampled.text;
   if (!text.drafts.empty()) {
     const int64_t accepted = std::max<int64_t>(std::ssize(sampled.tokens) - 1, 0);
-    if (text.lookup) text.lookup->Learn(std::ssize(text.drafts), accepted);
+    text.control->Learn(std::ssize(text.drafts), accepted);
+    text.generated.drafts = text.control->counts();
     counts_.drafts += std::ssize(text.drafts);
     counts_.accepted += accepted;
   }
@@ -315,6 +311,7 @@ void ContinuousBatch::End(BatchText& text, StopReason reason, const Status& erro
   text.ended = true;
   slots_.Leave(text);
   if (error.ok() && text.sequence) PublishPages(*model_, &text);
+  if (text.given != nullptr && text.sequence) *text.given = *std::move(text.sequence);
   text.sequence.reset();
   full_ = false;
   observer_->Ended(text);

@@ -10,6 +10,7 @@
 #include "engine/batch/batch_pass.h"
 #include "engine/batch/batch_slots.h"
 #include "engine/batch/batch_text.h"
+#include "engine/speculation/draft_control.h"
 #include "marlin/generate.h"
 #include "marlin/model.h"
 #include "marlin/status.h"
@@ -81,7 +82,6 @@ class ContinuousBatch {
   static void Adopt(BatchText& text);
   static Status Reserve(BatchText& text);
   Status PutBackNewest(const Status& cause);
-  Status RunPass(std::vector<SampledText>* sampled);
   void Accept(const SampledText& sampled);
   bool AcceptToken(BatchText& text, int32_t token, const TokenLogprobs* logprobs);
   void End(BatchText& text, StopReason reason, const Status& error = {});
@@ -97,6 +97,7 @@ class ContinuousBatch {
   bool full_ = false;  ///< Until a text has ended, no other starts.
   bool stalled_ = false;
   BatchCounts counts_;
+  DraftCosts costs_;
 };
 
 /// The default of BatchLimits::max_running, and the most that it may be, for a model's device.

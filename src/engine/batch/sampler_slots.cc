@@ -23,6 +23,10 @@ MutableTensorView SamplerSlots::First(int64_t used) const {
   return {states_.data(), DType::kU8, {used, bytes_}};
 }
 
+MutableTensorView SamplerSlots::At(int64_t slot) const {
+  return {static_cast<uint8_t*>(states_.data()) + slot * bytes_, DType::kU8, {1, bytes_}};
+}
+
 Status SamplerSlots::ResetAll(std::span<const Reset> resets) {
   if (resets.empty()) return {};
   std::vector<int32_t> tokens;

@@ -22,6 +22,8 @@ class SamplerSlots {
   int64_t count() const { return count_; }
   /// The states of the first slots, u8 [used, SamplerStateBytes].
   MutableTensorView First(int64_t used) const;
+  /// The state of one slot, u8 [1, SamplerStateBytes].
+  MutableTensorView At(int64_t slot) const;
 
   /// The state of a sequence that samples its first token.
   struct Reset {

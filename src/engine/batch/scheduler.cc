@@ -16,6 +16,7 @@
 #include "engine/generation_checks.h"
 #include "engine/kv_cache.h"
 #include "engine/model_impl.h"
+#include "engine/speculation/speculation.h"
 #include "model/placement.h"
 
 namespace marlin {
@@ -55,6 +56,7 @@ class Scheduler::Impl final : public BatchObserver {
                              .interactive = true};
     MARLIN_ASSIGN_OR_RETURN(ContinuousBatch batch, ContinuousBatch::Make(model_, limits, *this));
     batch_.emplace(std::move(batch));
+    MARLIN_ASSIGN_OR_RETURN(speculation_, Speculation::Make(model_, options_.speculation));
     const PagePool& pool = *Internals::Impl(model_).pool;
     statistics_.page_tokens = pool.page_tokens();
     statistics_.page_groups = pool.TokenGroups();
@@ -112,6 +114,7 @@ class Scheduler::Impl final : public BatchObserver {
 
   std::atomic_flag stepping_;
   std::optional<ContinuousBatch> batch_;
+  std::optional<Speculation> speculation_;
   std::unordered_map<int64_t, std::unique_ptr<ScheduledText>> texts_;
   std::map<int64_t, Event> events_;  ///< The pass's, by id.
   std::vector<int64_t> done_;        ///< Texts that ended in the pass.
@@ -140,12 +143,8 @@ Result<std::optional<int64_t>> Scheduler::Impl::Submit(Request request) {
   text->constrained = text->request.constrained;
   text->logprobs = text->request.logprobs;
   text->prompt_logprobs = text->request.prompt_logprobs;
-  if (options_.draft_layer) {
-    MARLIN_ASSIGN_OR_RETURN(Model draft, model_.draft());
-    text->layer.emplace(std::move(draft), options_.draft_tokens);
-  } else if (options_.draft_tokens > 0) {
-    text->lookup.emplace(options_.draft_tokens);
-  }
+  text->drafter = speculation_->NewDrafter();
+  text->control.emplace(options_.speculation);
   text->submitted = Clock::now();
   int64_t id = 0;
   {
@@ -277,6 +276,7 @@ Event& Scheduler::Impl::EventOf(const BatchText& text) {
   event.waited_seconds = Seconds(text.start.value_or(Clock::now()) - scheduled.submitted);
   event.prefill_seconds = text.generated.prefill_seconds;
   event.decode_seconds = text.generated.decode_seconds;
+  event.drafts = text.generated.drafts;
   return event;
 }
 
@@ -326,13 +326,7 @@ Scheduler::~Scheduler() = default;
 
 Result<Scheduler> Scheduler::Make(const Model& model, const SchedulerOptions& options) {
   MARLIN_RETURN_IF_ERROR(CheckModel("model", model));
-  MARLIN_RETURN_IF_ERROR(CheckSchedulerOptions(options));
-  if (options.draft_tokens > 0) {
-    MARLIN_RETURN_IF_ERROR(CheckDrafts(Internals::Impl(model)).WithContext("draft_tokens"));
-  }
-  if (options.draft_layer) {
-    MARLIN_RETURN_IF_ERROR(model.draft().status().WithContext("draft_layer"));
-  }
+  MARLIN_RETURN_IF_ERROR(CheckSchedulerOptions(model, options));
   try {
     auto impl = std::make_unique<Impl>(model, options);
     MARLIN_RETURN_IF_ERROR(impl->MakeBatch());

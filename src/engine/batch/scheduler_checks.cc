@@ -8,6 +8,7 @@
 #include "base/checked.h"
 #include "base/macros.h"
 #include "engine/generation_checks.h"
+#include "engine/speculation/speculation.h"
 #include "marlin/sampling.h"
 
 namespace marlin {
@@ -20,25 +21,21 @@ Status CheckNotNegative(std::string_view name, int64_t value) {
 
 }  // namespace
 
-Status CheckSchedulerOptions(const SchedulerOptions& options) {
+Status CheckSchedulerOptions(const Model& model, const SchedulerOptions& options) {
   MARLIN_RETURN_IF_ERROR(CheckNotNegative("max_running", options.max_running));
   MARLIN_RETURN_IF_ERROR(CheckNotNegative("max_waiting", options.max_waiting));
   MARLIN_RETURN_IF_ERROR(CheckNotNegative("prefill_tokens", options.prefill_tokens));
-  MARLIN_RETURN_IF_ERROR(CheckNotNegative("draft_tokens", options.draft_tokens));
-  if (options.draft_tokens > kMostDrafts) {
-    return Status(Code::kInvalidArgument, fmt::format("draft_tokens: expected 0..{}, got {}",
-                                                      kMostDrafts, options.draft_tokens));
-  }
-  if (!options.draft_layer) return {};
-  if (options.draft_tokens == 0) {
-    return Status(Code::kInvalidArgument, "draft_layer: only with draft_tokens");
-  }
-  if (!options.prefix_cache) return {};
-  return Status(Code::kInvalidArgument, "draft_layer: excludes prefix_cache");
+  MARLIN_RETURN_IF_ERROR(CheckSpeculation(model, options.speculation));
+  if (options.speculation.source != DraftSource::kLayer || !options.prefix_cache) return {};
+  return Status(Code::kInvalidArgument, "speculation: the layer (MTP) excludes prefix_cache");
 }
 
 Status CheckRequest(const Model& model, const Request& request) {
-  MARLIN_RETURN_IF_ERROR(CheckGenerateOptions(request.options));
+  MARLIN_RETURN_IF_ERROR(CheckGenerateOptions(model, request.options));
+  if (request.options.speculation.tokens > 0) {
+    return Status(Code::kInvalidArgument,
+                  "speculation: expected in SchedulerOptions, got it of a request");
+  }
   MARLIN_RETURN_IF_ERROR(CheckPrompt("prompt", model, request.prompt));
   const int64_t most = std::min(kMostLikelyTokens, model.info().vocab_size);
   if (request.logprobs >= -1 && request.logprobs <= most) return {};

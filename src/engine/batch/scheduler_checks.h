@@ -10,8 +10,8 @@
 
 namespace marlin {
 
-/// Errors: kInvalidArgument naming the option out of range, kUnsupported.
-Status CheckSchedulerOptions(const SchedulerOptions& options);
+/// Errors: kInvalidArgument naming the option out of range, kUnsupported; as CheckSpeculation.
+Status CheckSchedulerOptions(const Model& model, const SchedulerOptions& options);
 /// Errors: kInvalidArgument naming the option or the token out of range, kUnsupported.
 Status CheckRequest(const Model& model, const Request& request);
 /// Errors: kInvalidArgument for a mask of another size, or without a token.

@@ -291,6 +291,9 @@ struct StepValues {
   TensorView drafts;            ///< As in SampleTokensCall; empty: no row has a draft.
   LogProbabilityRows logprobs;  ///< For `tokens`; empty views: they are not wanted.
   StepAdvance advance;
+  /// f32 [rows, hidden]: the hidden states after the step, normalized as for the head; empty: they
+  /// are not wanted.
+  MutableTensorView hidden_out;
 
   int64_t rows() const { return positions.dim(0); }
 };

@@ -98,6 +98,29 @@ TEST_F(ModelC, GeneratesAsTheCppInterfaceDoes) {
   EXPECT_GT(generated.decode_seconds, 0);
 }
 
+TEST_F(ModelC, GuessesChangeNoText) {
+  marlin_generated generated = MARLIN_GENERATED_INIT;
+  ASSERT_EQ(Generate(&generated), MARLIN_OK);
+  const std::vector<int32_t> all = kept_.tokens;
+  EXPECT_EQ(generated.draft_tokens, 0);
+  marlin_model* draft = nullptr;
+  ASSERT_EQ(marlin_model_open(SampleModel().c_str(), device_, nullptr, &draft), MARLIN_OK);
+  options_.speculate = 3;
+  options_.speculate_always = 1;
+  options_.draft_model = draft;
+  ASSERT_EQ(Generate(&generated), MARLIN_OK) << marlin_last_error();
+  EXPECT_EQ(kept_.tokens, all);
+  EXPECT_EQ(generated.draft_passes, 1);
+  EXPECT_EQ(generated.draft_tokens, 3);
+  EXPECT_EQ(generated.accepted_tokens, 3);
+  options_.draft_layer = 1;
+  ExpectInvalid(Generate(), "draft_model: excludes draft_layer");
+  options_.draft_model = nullptr;
+  ExpectInvalid(Generate(),
+                "speculation: draft: the model was opened without the option to load one");
+  marlin_model_destroy(draft);
+}
+
 TEST_F(ModelC, GenerationEndsWhereItIsTold) {
   ASSERT_EQ(Generate(), MARLIN_OK);
   const std::vector<int32_t> all = kept_.tokens;

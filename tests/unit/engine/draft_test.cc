@@ -12,11 +12,13 @@
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "../../source_directory.h"
 #include "../checkpoint/test_files.h"
+#include "../test_device.h"
 #include "base/json.h"
 #include "marlin/checkpoint.h"
 #include "marlin/generate.h"
@@ -381,8 +383,7 @@ TEST_F(Drafts, GiveTheSchedulerTheSameTexts) {
                                    {.batch_invariant = true, .draft = true});
     ASSERT_TRUE(model.ok()) << model.status().message();
     SchedulerOptions options{.prefill_tokens = 5, .prefix_cache = false};
-    options.draft_tokens = 3;
-    options.draft_layer = true;
+    options.speculation = {.tokens = 3, .always = true, .source = DraftSource::kLayer};
     auto scheduler = Scheduler::Make(*model, options);
     ASSERT_TRUE(scheduler.ok()) << scheduler.status().message();
     std::map<int64_t, Request> requests;
@@ -421,6 +422,43 @@ TEST_F(Drafts, GiveTheSchedulerTheSameTexts) {
   }
 }
 
+/// The layer guesses on the test's device, too, and after a sequence of which it has not seen the
+/// beginning.
+TEST_F(Drafts, GenerateTheSameTexts) {
+  MakeOwnLayer();
+  const std::string path = Write();
+  for (const std::string& name : std::set<std::string>{"cpu", TestDevice()}) {
+    SCOPED_TRACE(name);
+    const Device device = *Device::Open(name, {.threads = 2});
+    const auto model = Model::Open(path, device, {.batch_invariant = true, .draft = true});
+    ASSERT_TRUE(model.ok()) << model.status().message();
+    for (const float temperature : {0.0F, 0.3F}) {
+      GenerateOptions options{.max_tokens = 40, .sampling = {.temperature = temperature}};
+      const auto plain = Generate(*model, kTokens, options);
+      ASSERT_TRUE(plain.ok()) << plain.status().message();
+      options.speculation = {.tokens = 3, .source = DraftSource::kLayer};
+      for (const bool always : {true, false}) {
+        options.speculation.always = always;
+        const auto made = Generate(*model, kTokens, options);
+        ASSERT_TRUE(made.ok()) << made.status().message();
+        EXPECT_EQ(made->token_ids, plain->token_ids);
+        if (always) {
+          EXPECT_GT(made->drafts.accepted, made->drafts.drafted / 3);
+        }
+      }
+      options.speculation.always = true;
+      Sequence sequence = *model->NewSequence();
+      const SequenceInput begin{&sequence, std::span(kTokens).first(5)};
+      std::vector<float> logits(kVocab);
+      ASSERT_TRUE(model->Forward({&begin, 1}, {logits.data(), DType::kF32, {1, kVocab}}).ok());
+      const auto rest = Generate(*model, &sequence, kTokens, options);
+      ASSERT_TRUE(rest.ok()) << rest.status().message();
+      EXPECT_EQ(rest->token_ids, plain->token_ids);
+      EXPECT_GT(rest->drafts.drafted, 0);
+    }
+  }
+}
+
 /// With one guess at a time, a pass accepts it where DraftLogits says the text's next token.
 TEST_F(Drafts, AreAcceptedWhereTheyAreRight) {
   for (const std::string type : {"deepseek_v3", "own layer"}) {
@@ -433,8 +471,8 @@ TEST_F(Drafts, AreAcceptedWhereTheyAreRight) {
     const auto model = Model::Open(Write(), *Device::Open("cpu", {.threads = 2}),
                                    {.batch_invariant = true, .draft = true});
     ASSERT_TRUE(model.ok()) << model.status().message();
-    SchedulerOptions options{.prefill_tokens = 5, .prefix_cache = false, .draft_tokens = 1};
-    options.draft_layer = true;
+    SchedulerOptions options{.prefill_tokens = 5, .prefix_cache = false};
+    options.speculation = {.tokens = 1, .always = true, .source = DraftSource::kLayer};
     auto scheduler = Scheduler::Make(*model, options);
     ASSERT_TRUE(scheduler.ok()) << scheduler.status().message();
     Request request;
@@ -475,16 +513,16 @@ TEST_F(Drafts, NeedASchedulerThatCanUseThem) {
     return std::string(Scheduler::Make(model, options).status().message());
   };
   SchedulerOptions options{.prefix_cache = false};
-  options.draft_layer = true;
+  options.speculation.source = DraftSource::kLayer;
   Make("glm4_moe");
   const auto model = Open(Write());
-  EXPECT_EQ(message(*model, options), "draft_layer: only with draft_tokens");
-  options.draft_tokens = 2;
+  EXPECT_EQ(message(*model, options), "speculation.tokens: expected 1 or more, got 0");
+  options.speculation.tokens = 2;
   EXPECT_EQ(message(*model, options), "");
   EXPECT_THAT(message(*Open(Write(), false), options),
-              HasSubstr("draft_layer: draft: the model was opened without"));
+              HasSubstr("speculation: draft: the model was opened without"));
   options.prefix_cache = true;
-  EXPECT_EQ(message(*model, options), "draft_layer: excludes prefix_cache");
+  EXPECT_EQ(message(*model, options), "speculation: the layer (MTP) excludes prefix_cache");
   options.prefix_cache = false;
   Make("qwen3_5_text");
   EXPECT_THAT(message(*Open(Write()), options), HasSubstr("recurrent states"));

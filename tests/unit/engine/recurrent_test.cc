@@ -365,7 +365,7 @@ TEST_F(Recurrent, RefusesDrafts) {
   EXPECT_EQ(status.code(), Code::kUnsupported);
   EXPECT_EQ(std::string(status.message()),
             "inputs[0]: drafts: the recurrent states of qwen2 cannot go back");
-  status = Scheduler::Make(*model_, {.draft_tokens = 4}).status();
+  status = Scheduler::Make(*model_, {.speculation = {.tokens = 4}}).status();
   EXPECT_EQ(status.code(), Code::kUnsupported);
   EXPECT_THAT(std::string(status.message()), HasSubstr("qwen2"));
 }

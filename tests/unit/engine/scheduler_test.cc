@@ -263,8 +263,8 @@ TEST_P(SchedulerTexts, WrongRequestsAreRefused) {
   EXPECT_EQ(refused({.max_running = -1}), "max_running: expected 0 or more, got -1");
   EXPECT_EQ(refused({.max_waiting = -1}), "max_waiting: expected 0 or more, got -1");
   EXPECT_EQ(refused({.prefill_tokens = -1}), "prefill_tokens: expected 0 or more, got -1");
-  EXPECT_EQ(refused({.draft_tokens = -1}), "draft_tokens: expected 0 or more, got -1");
-  EXPECT_EQ(refused({.draft_tokens = 65}), "draft_tokens: expected 0..64, got 65");
+  EXPECT_EQ(refused({.speculation = {.tokens = -1}}), "speculation.tokens: expected 0..64, got -1");
+  EXPECT_EQ(refused({.speculation = {.tokens = 65}}), "speculation.tokens: expected 0..64, got 65");
   EXPECT_EQ(scheduler.Step(kNoWait, nullptr).code(), Code::kInvalidArgument);
   EXPECT_FALSE(HasWork(scheduler));
   const Model moved = std::move(*model_);
@@ -375,7 +375,7 @@ void ExpectLogprobs(const TokenLogprobs& got, std::span<const float> logits, int
 // The log-probabilities of tokens and prompts follow from Forward's logits, whatever others ask
 // for, and how the prompt is divided.
 TEST_P(SchedulerTexts, LogprobsComeFromTheLogits) {
-  Scheduler scheduler = Make({.prefill_tokens = 13, .draft_tokens = 4});
+  Scheduler scheduler = Make({.prefill_tokens = 13, .speculation = {.tokens = 4, .always = true}});
   std::map<int64_t, Request> requests;
   for (size_t seed = 0; seed < 6; ++seed) {
     Request request = Varied(seed + 3);
@@ -487,7 +487,7 @@ TEST_P(SchedulerTexts, AMaskEndsTheWait) {
 
 // Guessed tokens change no text.
 TEST_P(SchedulerTexts, DraftsGiveTheSameTexts) {
-  Scheduler scheduler = Make({.max_running = 4, .draft_tokens = 6});
+  Scheduler scheduler = Make({.max_running = 4, .speculation = {.tokens = 6}});
   std::map<int64_t, Request> requests;
   Texts texts;
   for (size_t seed = 0; seed < 8; ++seed) {

@@ -1,7 +1,5 @@
 // Speculation: guesses from the text, and texts that are the same with and without them; masks and
 // log-probabilities of a call.
-#include "engine/speculation.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -12,6 +10,7 @@
 
 #include "../checkpoint/test_files.h"
 #include "../test_device.h"
+#include "engine/speculation/prompt_lookup.h"
 #include "marlin/device.h"
 #include "marlin/model.h"
 #include "marlin/sampling.h"
@@ -30,8 +29,8 @@ using ::testing::SizeIs;
 
 constexpr int64_t kVocab = 128;
 
-std::vector<int32_t> Guess(const std::vector<int32_t>& tokens, int64_t room = 100) {
-  return PromptLookup(6).Guess(tokens, room);
+std::vector<int32_t> Guess(const std::vector<int32_t>& tokens, int64_t most = 6) {
+  return *PromptLookup().Guess(tokens, most, {});
 }
 
 TEST(PromptLookup, GoesOnAsTheTextDidBefore) {
@@ -42,7 +41,6 @@ TEST(PromptLookup, GoesOnAsTheTextDidBefore) {
   EXPECT_THAT(Guess({3, 4, 5, 3}), IsEmpty());
   EXPECT_THAT(Guess({}), IsEmpty());
   EXPECT_THAT(Guess({4}), IsEmpty());
-  EXPECT_THAT(PromptLookup(0).Guess(std::vector<int32_t>{1, 1, 1, 1}, 9), IsEmpty());
   // The longest match, and of those the latest.
   EXPECT_THAT(Guess({7, 2, 3, 50, 9, 2, 3, 60, 8, 2, 3, 70, 7, 2, 3}, 1), ElementsAre(50));
   EXPECT_THAT(Guess({7, 2, 3, 50, 9, 2, 3, 60, 8, 2, 3, 70, 6, 2, 3}, 1), ElementsAre(70));
@@ -53,41 +51,15 @@ TEST(PromptLookup, GoesOnAsTheTextDidBefore) {
 
 TEST(PromptLookup, LearnsFromATextThatGrows) {
   std::vector<int32_t> tokens = {1, 2, 3};
-  PromptLookup lookup(4);
-  EXPECT_THAT(lookup.Guess(tokens, 9), IsEmpty());
+  PromptLookup lookup;
+  const auto guess = [&](int64_t most) { return *lookup.Guess(tokens, most, {}); };
+  EXPECT_THAT(guess(9), IsEmpty());
   tokens.insert(tokens.end(), {4, 1, 2});
-  EXPECT_THAT(lookup.Guess(tokens, 9), ElementsAre(3, 4, 1, 2));
+  EXPECT_THAT(guess(4), ElementsAre(3, 4, 1, 2));
   tokens.insert(tokens.end(), {8, 4, 1, 2});
-  EXPECT_THAT(lookup.Guess(tokens, 1), ElementsAre(8));  // Which followed 4, 1, 2.
+  EXPECT_THAT(guess(1), ElementsAre(8));  // Which followed 4, 1, 2.
   tokens.insert(tokens.end(), {9, 1, 2});
-  EXPECT_THAT(lookup.Guess(tokens, 1), ElementsAre(9));
-}
-
-TEST(PromptLookup, GuessesLessWhereItFails) {
-  const std::vector<int32_t> tokens = {1, 2, 1, 2, 1, 2};
-  PromptLookup lookup(8);
-  const auto guess = [&] { return lookup.Guess(tokens, 100); };
-  EXPECT_THAT(guess(), SizeIs(8));
-  lookup.Learn(8, 0);
-  EXPECT_THAT(guess(), SizeIs(4));
-  lookup.Learn(4, 3);
-  EXPECT_THAT(guess(), SizeIs(3));
-  lookup.Learn(3, 0);
-  EXPECT_THAT(guess(), SizeIs(1));
-  // Then it pauses, each time for longer, until a guess is right.
-  for (const int pause : {1, 2, 4, 8}) {
-    lookup.Learn(1, 0);
-    for (int i = 0; i < pause; ++i) EXPECT_THAT(guess(), IsEmpty());
-    EXPECT_THAT(guess(), SizeIs(1));
-  }
-  lookup.Learn(1, 1);
-  EXPECT_THAT(guess(), SizeIs(2));
-  lookup.Learn(2, 2);
-  lookup.Learn(4, 4);
-  lookup.Learn(8, 8);
-  EXPECT_THAT(guess(), SizeIs(8));
-  lookup.Learn(0, 0);
-  EXPECT_THAT(guess(), SizeIs(8));
+  EXPECT_THAT(guess(1), ElementsAre(9));
 }
 
 /// Some texts of a model, with guesses or without.
@@ -111,13 +83,14 @@ class Texts {
                       .ok());
       EXPECT_TRUE(model.device().Synchronize().ok());
     }
-    lookups_.assign(prompts.size(), PromptLookup(0));
+    lookups_ = std::vector<PromptLookup>(prompts.size());
+    most_.assign(prompts.size(), 0);
   }
 
   /// Guesses for the texts from here on; a text with 0 has none.
   void Speculate(const std::vector<int64_t>& most) {
-    lookups_.clear();
-    for (const int64_t tokens : most) lookups_.emplace_back(tokens);
+    lookups_ = std::vector<PromptLookup>(most.size());
+    most_ = most;
   }
 
   /// Runs one pass.
@@ -128,7 +101,7 @@ class Texts {
       const auto begin = texts_[i].begin() + sequences_[i].length();
       fed.emplace_back(begin, texts_[i].end());
       std::vector<int32_t> guess;
-      if (fed[i].size() == 1) guess = lookups_[i].Guess(texts_[i], 20);
+      if (fed[i].size() == 1 && most_[i] > 0) guess = *lookups_[i].Guess(texts_[i], most_[i], {});
       rows += 1 + guess.size();
       guesses_.resize(texts_.size());
       guesses_[i] = guess.size();
@@ -155,7 +128,6 @@ class Texts {
       ASSERT_GT(sampled, 0);
       texts_[i].insert(texts_[i].end(), row.begin(), row.begin() + sampled);
       EXPECT_EQ(sequences_[i].length() + 1, std::ssize(texts_[i]));
-      lookups_[i].Learn(static_cast<int64_t>(guesses_[i]), sampled - 1);
       guessed_ += static_cast<int64_t>(guesses_[i]);
       accepted_ += sampled - 1;
     }
@@ -182,6 +154,7 @@ class Texts {
   std::vector<Sequence> sequences_;
   std::vector<std::vector<int32_t>> texts_;
   std::vector<PromptLookup> lookups_;
+  std::vector<int64_t> most_;  ///< Guesses of each text.
   std::vector<size_t> guesses_;
   int64_t guessed_ = 0;
   int64_t accepted_ = 0;

@@ -1,4 +1,4 @@
-#include "engine/speculation.h"
+#include "engine/speculation/prompt_lookup.h"
 
 #include <algorithm>
 
@@ -9,8 +9,6 @@ namespace {
 constexpr int64_t kLongMatch = 4;
 /// Occurrences that are compared, so that a frequent pair does not cost more in a longer text.
 constexpr int kMostCompared = 64;
-/// The longest pause, after which a text may have become repetitive.
-constexpr int64_t kMostPause = 32;
 
 uint64_t PairAt(std::span<const int32_t> tokens, size_t end) {
   return uint64_t{static_cast<uint32_t>(tokens[end - 1])} << 32 |
@@ -58,41 +56,20 @@ int64_t PromptLookup::FindEnd(std::span<const int32_t> tokens) const {
   return best;
 }
 
-std::vector<int32_t> PromptLookup::Guess(std::span<const int32_t> tokens, int64_t room) {
-  if (most_ == 0 || tokens.size() < 2) return {};
-  Index(tokens);
-  if (pause_ > 0) {
-    --pause_;
-    return {};
-  }
-  const int64_t end = FindEnd(tokens);
-  if (end < 0) return {};
-  const auto first = static_cast<size_t>(end) + 1;
-  const auto count = static_cast<size_t>(std::max<int64_t>(std::min(length_, room), 0));
+Result<std::vector<int32_t>> PromptLookup::Guess(std::span<const int32_t> tokens, int64_t most,
+                                                 std::span<const uint8_t> /*sampler*/) {
   std::vector<int32_t> guess;
-  for (size_t i = 0; i < count; ++i) {
+  if (tokens.size() < 2) return guess;
+  Index(tokens);
+  const int64_t end = FindEnd(tokens);
+  if (end < 0) return guess;
+  const auto first = static_cast<size_t>(end) + 1;
+  for (size_t i = 0; i < static_cast<size_t>(most); ++i) {
     // Past the end of the text it repeats what it has guessed.
     const size_t place = first + i;
     guess.push_back(place < tokens.size() ? tokens[place] : guess[place - tokens.size()]);
   }
   return guess;
-}
-
-void PromptLookup::Learn(int64_t guessed, int64_t accepted) {
-  if (guessed == 0) return;
-  if (accepted == guessed) {
-    length_ = std::min(2 * length_, most_);
-    penalty_ = 1;
-  } else if (accepted > 0) {
-    length_ = accepted;
-    penalty_ = 1;
-  } else {
-    if (length_ == 1) {
-      pause_ = penalty_;
-      penalty_ = std::min(2 * penalty_, kMostPause);
-    }
-    length_ = std::max<int64_t>(length_ / 2, 1);
-  }
 }
 
 }  // namespace marlin

@@ -1,0 +1,51 @@
+// Guesses of how a text goes on, by the model's layer that predicts further tokens (MTP).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "engine/speculation/draft_samplers.h"
+#include "engine/speculation/drafter.h"
+#include "marlin/model.h"
+#include "marlin/status.h"
+
+namespace marlin {
+
+/// The layer's cache of one text, which it fills from the model's hidden states after every token
+/// of the text. Of a text whose beginning was fed before, the layer sees the rest only.
+class LayerDrafts final : public Drafter {
+ public:
+  /// `draft`: Model::draft.
+  LayerDrafts(Model draft, std::shared_ptr<DraftSamplers> samplers);
+
+  Status Restart(int64_t first) override;
+  Result<std::vector<int32_t>> Guess(std::span<const int32_t> tokens, int64_t most,
+                                     std::span<const uint8_t> sampler) override;
+  Status Follow(std::span<const int32_t> tokens, int64_t fed) override;
+
+  bool draws() const override { return true; }
+  bool reads_hidden() const override { return true; }
+  std::span<float> Receive(int64_t rows) override;
+  void Keep(int64_t rows) override;
+
+ private:
+  /// Feeds the layer with what it has not seen yet: up to the first of its guesses, or, without
+  /// samplers, without a guess. `hidden`: its hidden state after the last row that it was fed.
+  Status Feed(std::span<const int32_t> tokens, const MutableTensorView* sampler, int32_t* guess,
+              std::vector<float>* hidden);
+  int64_t kept_rows() const { return std::ssize(kept_) / width_; }
+
+  Model draft_;
+  std::shared_ptr<DraftSamplers> samplers_;
+  int64_t width_;
+  std::optional<Sequence> sequence_;
+  int64_t first_ = 0;            ///< The text's token before the layer's first.
+  int64_t seen_ = 0;             ///< Tokens of the text whose hidden states the layer was fed.
+  std::vector<float> kept_;      ///< Hidden states after the tokens from seen_ on.
+  std::vector<float> received_;  ///< By the last pass.
+};
+
+}  // namespace marlin

@@ -1,0 +1,79 @@
+#include "engine/speculation/model_drafts.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/macros.h"
+
+namespace marlin {
+
+ModelDrafts::ModelDrafts(Model draft, int64_t vocab, std::shared_ptr<DraftSamplers> samplers)
+    : draft_(std::move(draft)), vocab_(vocab), samplers_(std::move(samplers)) {}
+
+Status ModelDrafts::Restart(int64_t /*first*/) {
+  MARLIN_ASSIGN_OR_RETURN(Sequence sequence, draft_.NewSequence());
+  sequence_.emplace(std::move(sequence));
+  fed_.clear();
+  return {};
+}
+
+Status ModelDrafts::GoBack(std::span<const int32_t> tokens) {
+  const auto text = tokens.first(tokens.size() - 1);
+  const auto differ = std::mismatch(fed_.begin(), fed_.end(), text.begin(), text.end());
+  const auto same = static_cast<size_t>(differ.first - fed_.begin());
+  // A call that failed may have fed more than fed_ says.
+  if (sequence_->length() == static_cast<int64_t>(same)) return {};
+  MARLIN_RETURN_IF_ERROR(sequence_->Truncate(static_cast<int64_t>(same)));
+  fed_.resize(same);
+  return {};
+}
+
+std::span<const int32_t> ModelDrafts::Unfed(std::span<const int32_t> tokens) const {
+  const ModelInfo& info = draft_.info();
+  const auto unfed = tokens.subspan(fed_.size());
+  const bool fits = std::ssize(tokens) <= info.max_positions;
+  const auto is_known = [&](int32_t token) { return token < info.vocab_size; };
+  return fits && std::all_of(unfed.begin(), unfed.end(), is_known) ? unfed
+                                                                   : std::span<const int32_t>();
+}
+
+Status ModelDrafts::Follow(std::span<const int32_t> tokens, int64_t fed) {
+  if (fed - std::ssize(fed_) < kLeastFollowed) return {};
+  MARLIN_RETURN_IF_ERROR(GoBack(tokens));
+  const auto unfed = Unfed(tokens.first(static_cast<size_t>(fed)));
+  if (unfed.empty()) return {};
+  SequenceInput input{&*sequence_, unfed};
+  input.feed_only = true;
+  const Shape nothing{0, draft_.info().vocab_size};
+  MARLIN_RETURN_IF_ERROR(draft_.Forward({&input, 1}, {nullptr, DType::kF32, nothing}));
+  fed_.insert(fed_.end(), unfed.begin(), unfed.end());
+  return {};
+}
+
+Result<std::vector<int32_t>> ModelDrafts::Guess(std::span<const int32_t> tokens, int64_t most,
+                                                std::span<const uint8_t> sampler) {
+  MARLIN_RETURN_IF_ERROR(GoBack(tokens));
+  const auto unfed = Unfed(tokens);
+  if (unfed.empty()) return std::vector<int32_t>();
+  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView state, samplers_->Begin(sampler));
+  // The last guess is not fed.
+  most = std::min(most, draft_.info().max_positions - std::ssize(tokens) + 1);
+  std::vector<int32_t> guess(static_cast<size_t>(most));
+  const SequenceInput input{&*sequence_, unfed};
+  MARLIN_RETURN_IF_ERROR(draft_.ForwardAndSample({&input, 1}, state, {guess.data(), 1}));
+  fed_.insert(fed_.end(), unfed.begin(), unfed.end());
+  if (most > 1) {
+    const DecodeInput next{&*sequence_, guess.front()};
+    int64_t count = 0;
+    MARLIN_RETURN_IF_ERROR(draft_.Decode({&next, 1}, state, {.steps = most - 1},
+                                         std::span(guess).subspan(1), {&count, 1}));
+    guess.resize(static_cast<size_t>(1 + count));
+    fed_.insert(fed_.end(), guess.begin(), guess.end() - 1);
+  }
+  // Padding of the draft's vocabulary that the model does not have.
+  const auto is_unknown = [&](int32_t token) { return token >= vocab_; };
+  guess.erase(std::find_if(guess.begin(), guess.end(), is_unknown), guess.end());
+  return guess;
+}
+
+}  // namespace marlin
