@@ -1,5 +1,5 @@
-# The header libraries that the sources include: those in third_party/include of a source distribution,
-# where tools/wheel.py puts them, or else those of the system.
+# The header libraries that the sources include: from third_party/include, where tools/wheel.py puts
+# them in a source distribution, or from the system.
 set(MARLIN_BUNDLED_HEADERS ${PROJECT_SOURCE_DIR}/third_party/include)
 find_package(Threads REQUIRED)
 

@@ -1,5 +1,5 @@
 # What the extension links, as MARLIN_PYTHON_LIBRARY says. A wheel for several Pythons has one library,
-# libmarlin_python, and a small extension per ABI beside it (docs/decisions/0035-one-wheel.md).
+# libmarlin_python, and a small extension per ABI next to it (docs/decisions/0035-one-wheel.md).
 if(MARLIN_PYTHON_LIBRARY STREQUAL "")
   target_link_libraries(_core PRIVATE marlin_cli marlin_internal)
   return()

@@ -42,7 +42,7 @@ def version(package: str) -> str:
 
 
 def headers(library: Library) -> list[Path]:
-    """What to copy: the folder of the library's header, or the headers of its package."""
+    """The paths to copy: the folder of the library's header, or the headers of its package."""
     top = library.header.split("/")[0]
     for root in ROOTS:
         if (root / library.header).is_file():

@@ -1,4 +1,7 @@
-"""The Pythons that a wheel is built with: one for each ABI of the extension."""
+"""The Pythons that a wheel is built with: one for each ABI of the extension.
+
+Usage: pythons.py    prints the paths of all that are found, of 3.10 or later
+"""
 
 from __future__ import annotations
 
@@ -50,11 +53,12 @@ def candidates() -> Iterable[str]:
         if command:
             yield command
     home = Path.home()
+    hosted = os.environ.get("RUNNER_TOOL_CACHE", "/nonexistent")
     for pattern in ("/opt/python/cp3*/bin/python", f"{home}/.pyenv/versions/3.*/bin/python",
                     f"{home}/.local/share/uv/python/cpython-3.*/bin/python3",
                     "/opt/homebrew/opt/python@3.*/bin/python3.*",
                     "/Library/Frameworks/Python.framework/Versions/3.*/bin/python3",
-                    f"{os.environ.get('RUNNER_TOOL_CACHE', '/nonexistent')}/Python/3.*/*/bin/python"):
+                    f"{hosted}/Python/3.*/*/bin/python"):
         yield from (str(path) for path in sorted(Path("/").glob(pattern[1:])))
 
 
@@ -69,8 +73,8 @@ def choose(found: Iterable[Python]) -> list[Python]:
     wanted["abi3"] = "3.12 or later"
     missing = [version for tag, version in wanted.items() if tag not in chosen]
     if missing:
-        raise ValueError(f"no CPython {', no CPython '.join(missing)} with headers was found; "
-                         "`uv python install 3.10 3.11 3.12` installs them, and --python names some")
+        raise ValueError(f"no CPython {' and no '.join(missing)} with headers was found: "
+                         "`uv python install 3.10 3.11 3.12` installs them; --python names others")
     return [chosen[tag] for tag in wanted]
 
 
@@ -80,8 +84,17 @@ def named(paths: Iterable[str]) -> list[Python]:
     for path in paths:
         python = probe(path)
         if python is None or python.version < OLDER[0]:
-            raise ValueError(f"--python {path}: expected a CPython of 3.10 or later with its headers")
+            raise ValueError(f"--python {path}: expected a CPython since 3.10 with its headers")
         if python.tag in result:
             raise ValueError(f"--python {path}: {result[python.tag].path} has the same ABI")
         result[python.tag] = python
     return sorted(result.values())
+
+
+def main() -> None:
+    found = {python.path: python for python in filter(None, map(probe, candidates()))}
+    print(*(path for path, python in found.items() if python.version >= OLDER[0]))
+
+
+if __name__ == "__main__":
+    main()

