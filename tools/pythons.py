@@ -6,7 +6,6 @@ Usage: pythons.py    prints the paths of all that are found, of 3.10 or later
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 from collections.abc import Iterable
@@ -53,12 +52,10 @@ def candidates() -> Iterable[str]:
         if command:
             yield command
     home = Path.home()
-    hosted = os.environ.get("RUNNER_TOOL_CACHE", "/nonexistent")
     for pattern in ("/opt/python/cp3*/bin/python", f"{home}/.pyenv/versions/3.*/bin/python",
                     f"{home}/.local/share/uv/python/cpython-3.*/bin/python3",
                     "/opt/homebrew/opt/python@3.*/bin/python3.*",
-                    "/Library/Frameworks/Python.framework/Versions/3.*/bin/python3",
-                    f"{hosted}/Python/3.*/*/bin/python"):
+                    "/Library/Frameworks/Python.framework/Versions/3.*/bin/python3"):
         yield from (str(path) for path in sorted(Path("/").glob(pattern[1:])))
 
 

