@@ -35,7 +35,7 @@ describe() {
     integrations) echo "30 min  PyTorch, transformers and MLX" ;;
     fuzz) echo "75 min  MARLIN_FUZZ_SECONDS=600 of each target, one on each processor" ;;
     vllm) echo "30 min  the plug-in in the engines of two versions of vLLM" ;;
-    wheel) echo "30 min  the wheel and the source distribution on clean Pythons, and another Debian" ;;
+    wheel) echo "30 min  wheel and source distribution on clean Pythons and another Debian" ;;
     alone) echo "45 min  every file compiled by itself, as editors see it, not in batches" ;;
     cuda) echo "60 min  CUDA compiles, not run: all kinds for 8.0 and 9.0a, one for every GPU" ;;
     aarch64) echo "90 min  units, properties and conformance for 64-bit Arm under qemu" ;;
@@ -144,8 +144,9 @@ run_wheel() {
       echo "skipped: another Debian, which needs root and debootstrap"
     fi
   } 2>&1 | tee "$log"
-  awk '/^[0-9]+ passed, [0-9]+ failed$/ {passed += $1; failed += $3}
-    END {print passed + 0 " passed, " failed + 0 " failed, 0 skipped"; exit !passed || failed}' "$log"
+  awk '/^[0-9]+ passed, [0-9]+ failed$/ { passed += $1; failed += $3 }
+    END { print passed + 0 " passed, " failed + 0 " failed, 0 skipped"
+          exit !passed || failed }' "$log"
 }
 
 # compile_as FOLDER [cmake options]: compiles everything in a build folder of its own.

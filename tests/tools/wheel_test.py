@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests of tools/wheel.py and its parts: the choice of Pythons, tags, unpacking, header libraries."""
+"""Tests of tools/wheel.py and its parts: Pythons, tags, unpacking, header libraries."""
 
 from __future__ import annotations
 
