@@ -18,7 +18,7 @@ failures=0 resume=no wanted=""
 
 # In the order in which they run.
 stages="test conformance levels mutants exhaustive property asan tsan python integrations fuzz"
-stages="$stages vllm alone cuda aarch64"
+stages="$stages vllm wheel alone cuda aarch64"
 
 # How long a stage takes on two cores, about, and what it is.
 describe() {
@@ -35,6 +35,7 @@ describe() {
     integrations) echo "30 min  PyTorch, transformers and MLX" ;;
     fuzz) echo "75 min  MARLIN_FUZZ_SECONDS=600 of each target, one on each processor" ;;
     vllm) echo "30 min  the plug-in in the engines of two versions of vLLM" ;;
+    wheel) echo "30 min  wheel and source distribution on clean Pythons and another Debian" ;;
     alone) echo "45 min  every file compiled by itself, as editors see it, not in batches" ;;
     cuda) echo "60 min  CUDA compiles, not run: all kinds for 8.0 and 9.0a, one for every GPU" ;;
     aarch64) echo "90 min  units, properties and conformance for 64-bit Arm under qemu" ;;
@@ -127,6 +128,26 @@ run_python() { tools/sanitize_python.sh; }
 run_integrations() { ./dev test-integrations; }
 run_vllm() { ./dev test-vllm; }
 run_fuzz() { tools/fuzz.sh "${MARLIN_FUZZ_SECONDS:-600}"; }
+
+# The counts of several programs are added up.
+run_wheel() {
+  local log=$logs/wheel-trials.log failed="0 passed, 1 failed"
+  rm -rf dist
+  ./dev wheel || return 1
+  # shellcheck disable=SC2046
+  {
+    python3 -B tools/try_wheel.py dist/*.whl $(python3 -B tools/pythons.py) || echo "$failed"
+    python3 -B tools/try_wheel.py dist/*.tar.gz || echo "$failed"
+    if [ "$(id -u)" = 0 ] && command -v debootstrap >/dev/null; then
+      tools/try_wheel_elsewhere.sh dist/*.whl || echo "$failed"
+    else
+      echo "skipped: another Debian, which needs root and debootstrap"
+    fi
+  } 2>&1 | tee "$log"
+  awk '/^[0-9]+ passed, [0-9]+ failed$/ { passed += $1; failed += $3 }
+    END { print passed + 0 " passed, " failed + 0 " failed, 0 skipped"
+          exit !passed || failed }' "$log"
+}
 
 # compile_as FOLDER [cmake options]: compiles everything in a build folder of its own.
 compile_as() {

@@ -42,6 +42,9 @@ _GGUF_SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 _GGUF_TYPE = re.compile(r"(?:UD-)?(?:I?Q|TQ|MXFP|NVFP|BF|F)\d+\w*", re.IGNORECASE)
 _MOST_CHOICES = 24
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+# The sample model of the project, by its path there, which installed packages have, too.
+_SAMPLE = "examples/tiny-qwen3-moe"
+_PACKAGE = Path(__file__).parent
 
 
 def local_path(
@@ -54,6 +57,7 @@ def local_path(
 ) -> Any:
     """The path of a model: `name` itself, unless it is text that names a model of the Hub and no
     file or directory; then where the model lies in the cache, after it was downloaded.
+    "examples/tiny-qwen3-moe", where there is no such directory, is the package's copy.
 
     part is "all", "headers" (tensors' names, types and shapes, and config.json) or "config". With
     `offline`, or HF_HUB_OFFLINE, only the cache is used. `quiet` prints nothing; `verbose` prints
@@ -63,6 +67,8 @@ def local_path(
     """
     if not isinstance(name, str | bytes) or os.path.lexists(name):
         return name
+    if os.fsdecode(name) == _SAMPLE and (_PACKAGE / _SAMPLE).is_dir():
+        return _PACKAGE / _SAMPLE
     parts: Any = _core.parse_hub_name(name)
     if parts is None:
         return name

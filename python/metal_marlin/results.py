@@ -44,10 +44,12 @@ def _typed(kind: Any, value: Any) -> Any:
     """A value of JSON as its field declares it: dicts become the dataclasses that it names."""
     if value is None:
         return None
-    if isinstance(kind, type) and issubclass(kind, Record):
+    origin = typing.get_origin(kind)
+    # Python 3.10 takes list[int] for a class.
+    if origin is None and isinstance(kind, type) and issubclass(kind, Record):
         return kind.from_document(value)
     inner = [option for option in typing.get_args(kind) if option is not type(None)]
-    if typing.get_origin(kind) is list:
+    if origin is list:
         return [_typed(inner[0], item) for item in value]
     return _typed(inner[0], value) if len(inner) == 1 else value
 

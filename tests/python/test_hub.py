@@ -151,6 +151,20 @@ def test_a_path_wins(hub: HubServer, client: Client) -> None:
     assert hub.requests == []
 
 
+def test_the_sample_model_is_in_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outside of a clone, its path there names the package's copy."""
+    name = "examples/tiny-qwen3-moe"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("metal_marlin.hub._PACKAGE", tmp_path / "package")
+    shutil.copytree(SAMPLE, tmp_path / "package" / name)
+    assert mm.hub.local_path(name) == tmp_path / "package" / name
+    assert mm.hub.local_path(name.encode()) == tmp_path / "package" / name
+    (tmp_path / name).mkdir(parents=True)
+    assert mm.hub.local_path(name) == name
+
+
 def test_every_command_that_takes_a_model(client: Client) -> None:
     """All arguments that are models resolve, in one place; offline each names the cache."""
     tokens = SAMPLE / "validation_tokens.txt"

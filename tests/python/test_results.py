@@ -41,7 +41,11 @@ def assert_keys(kind: type[Record], said: Mapping[str, Any], path: str = "") -> 
     missing = set(types) - set(said)
     assert set(said) - set(types) == set() and missing <= OPTIONAL, (path, missing)
     for name, hint in types.items():
-        records = [t for t in (hint, *typing.get_args(hint)) if isinstance(t, type)]
+        # Python 3.10 takes list[int] for a class.
+        records = [
+            t for t in (hint, *typing.get_args(hint))
+            if isinstance(t, type) and typing.get_origin(t) is None
+        ]
         value = said.get(name)
         for record in records:
             if issubclass(record, Record) and value:
@@ -228,7 +232,8 @@ def test_every_public_name_has_a_docstring() -> None:
         kind = getattr(mm, name)
         if not inspect.isclass(kind) or issubclass(kind, Exception):
             continue
-        for member, value in inspect.getmembers_static(kind):
+        for member in dir(kind):
+            value = inspect.getattr_static(kind, member)
             described = callable(value) or inspect.isdatadescriptor(value)
             if member.startswith("_") or not described or member in getattr(
                 kind, "__dataclass_fields__", {}
