@@ -3,12 +3,12 @@
 
     bench/permute_channels.py SRC DST
 
-A model that was dequantized from groups of 32 weights lies on the grid of these groups: formats with
-the same groups hold it almost without loss, whatever they lose of a model that was trained. After
-this, weights that shared a scale are spread over the groups of a row. No weight changes.
+A model that was dequantized from groups of 32 weights lies on the grid of these groups: formats
+with the same groups hold it almost without loss, whatever they lose of a model that was trained.
+After this, weights that shared a scale are spread over the groups of a row. No weight changes.
 
-Hidden channels are reordered throughout the model, the channels between gate, up and down in every
-layer, and those of values in every head. Queries and keys keep theirs, whose places RoPE reads.
+Hidden channels are reordered throughout the model, the MLP's channels in every layer, and the
+values' channels in every head. Queries and keys keep their channels, since RoPE reads their places.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ WRITES_HIDDEN = r"(self_attn\.o|mlp\.down)_proj"
 
 
 def orders(config: dict[str, Any], seed: int) -> dict[str, Any]:
-    """Returns the new order of the hidden channels and, by layer, of those of the MLP and of the
-    values of each of its heads of keys and values."""
+    """Returns the new order of the hidden channels and, by layer, of the MLP's channels and of the
+    values' channels in each head of keys and values."""
     rng = np.random.default_rng(seed)
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
@@ -89,8 +89,8 @@ def permute(source: Path, target: Path, seed: int = 5) -> None:
             if entry["dtype"] not in WORDS:
                 raise ValueError(f"{name}: {entry['dtype']}, one of {', '.join(WORDS)} is needed")
             begin, end = (start + offset for offset in entry["data_offsets"])
-            values = np.frombuffer(bytes(data[begin:end]), WORDS[entry["dtype"]]).reshape(entry["shape"])
-            data[begin:end] = reordered(name, values, order).tobytes()
+            values = np.frombuffer(bytes(data[begin:end]), WORDS[entry["dtype"]])
+            data[begin:end] = reordered(name, values.reshape(entry["shape"]), order).tobytes()
         file.write_bytes(data)
 
 

@@ -114,7 +114,7 @@ class StepRunner {
   std::vector<float> logits_;
 };
 
-/// What one row of logits says of its target.
+/// Negative log likelihood of one row's target, and what it is computed from.
 struct RowScore {
   double log_sum = 0;  ///< log(sum of e^x), in double.
   int64_t top = 0;
@@ -126,7 +126,8 @@ RowScore ScoreRow(std::span<const float> logits, int32_t target) {
   const auto largest = std::max_element(logits.begin(), logits.end());
   score.top = largest - logits.begin();
   double sum = 0;
-  for (const float x : logits) sum += std::exp(static_cast<double>(x) - static_cast<double>(*largest));
+  for (const float x : logits)
+    sum += std::exp(static_cast<double>(x) - static_cast<double>(*largest));
   score.log_sum = static_cast<double>(*largest) + std::log(sum);
   score.nll = score.log_sum - static_cast<double>(logits[static_cast<size_t>(target)]);
   return score;
@@ -167,11 +168,11 @@ class NllSums {
 
 /// A row of logits to score.
 struct Target {
-  int64_t position;  ///< Of the token that predicts.
+  int64_t position;  ///< Position of the token that predicts.
   int32_t token;     ///< The next one.
 };
 
-/// The targets of a step's rows, in their order.
+/// Returns the targets of a step's rows, in their order.
 std::vector<Target> TargetsOf(const Step& step, std::span<const int32_t> tokens) {
   std::vector<Target> targets;
   for (const Chunk& chunk : step.chunks) {
@@ -226,7 +227,7 @@ double RowDivergence(std::span<const float> model, double model_sum,
   return std::max(divergence, 0.0);
 }
 
-/// What one row of logits of two models says of its target, and KL(reference || model).
+/// Scores of one row of logits of two models, and KL(reference || model).
 struct PairScore {
   RowScore model;
   RowScore reference;
