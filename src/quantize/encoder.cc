@@ -167,7 +167,7 @@ Encoder::Encoder(Format format, std::span<const float> codebook) {
       zero_code_ = static_cast<uint8_t>(code);
     }
   }
-  mirrors_ = IsUneven(values_);
+  mirrors_ = values_.size() <= 64 && IsUneven(values_);
   levels_ = info.has_codebook ? std::max(-min_value_, max_value_) : max_value_;
   switch (format) {
 #define MARLIN_FORMAT(enumerator, name, codec) \

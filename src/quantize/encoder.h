@@ -37,7 +37,8 @@ class Encoder {
   /// The largest |value|; for integer formats the largest positive one, so that a group's extreme
   /// never saturates, whatever its sign.
   float levels() const { return levels_; }
-  /// Whether a negative scale reaches other values than a positive one: of s4, -8 becomes 8.
+  /// Whether a negative scale reaches other values than a positive one: of s4, -8 becomes 8. False
+  /// with 8 bits, where it would not matter.
   bool mirrors() const { return mirrors_; }
   float min_value() const { return min_value_; }
   float max_value() const { return max_value_; }

@@ -86,6 +86,13 @@ bool TriesNegative(const GroupContext& context) {
   return !context.affine && context.encoder.mirrors();
 }
 
+/// A range whose scale is negative, and has the largest weight at the table's far end.
+GroupRange Mirrored(const GroupContext& context, const GroupRange& range) {
+  const Encoder& encoder = context.encoder;
+  return Scaled(range, 1.0f,
+                -encoder.levels() / std::max(-encoder.min_value(), encoder.max_value()));
+}
+
 }  // namespace
 
 uint32_t MaxMagnitudeBits(const float* w, int64_t count) {
@@ -132,11 +139,11 @@ GroupParameters SearchMse(const GroupContext& context, const GroupRange& range, 
       1.0f, best);
   factor = TryFactors(range, factor, kNearby, factor, best);
   if (TriesNegative(context)) {
-    const float other =
-        TryFactors(range, 0.0f,
-                   {-1.0f, -0.94f, -0.88f, -0.82f, -0.76f, -0.70f, -0.64f, -0.58f, -0.52f, -0.46f},
-                   0.0f, best);
-    if (other != 0.0f) TryFactors(range, other, kNearby, other, best);
+    const GroupRange mirrored = Mirrored(context, range);
+    const float other = TryFactors(
+        mirrored, 1.0f, {0.0f, -0.06f, -0.12f, -0.18f, -0.24f, -0.30f, -0.36f, -0.42f, -0.48f},
+        0.0f, best);
+    if (other != 0.0f) TryFactors(mirrored, other, kNearby, other, best);
   }
   if (!context.affine) return best.parameters();
   const GroupRange shrunk = Scaled(range, factor, factor);
@@ -169,7 +176,7 @@ GroupParameters SearchWeighted(const GroupContext& context, const GroupRange& ra
   for (int i = 0; i <= kFactors; ++i) {
     const float factor = first + step * static_cast<float>(i);
     best.Try(Scaled(range, factor, factor));
-    if (TriesNegative(context)) best.Try(Scaled(range, -factor, -factor));
+    if (TriesNegative(context)) best.Try(Scaled(Mirrored(context, range), factor, factor));
   }
   if (!context.affine) return best.parameters();
   for (int low = 1; low <= kFactors; low += 2) {
