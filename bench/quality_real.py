@@ -22,10 +22,10 @@ import argparse
 import datetime
 import json
 import re
+import resource
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,6 +94,12 @@ def sizes(tensors: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def children_seconds() -> float:
+    """Returns the processor time of all commands so far, which other programs do not lengthen."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def losses(compared: dict[str, Any]) -> dict[str, Any]:
     """Returns what the record keeps of a comparison."""
     model = compared["model"]
@@ -146,21 +152,20 @@ class Bench:
     def measure(self, row: Row) -> dict[str, Any]:
         """Quantizes and returns the row of the record."""
         output = self.folder / ("model.gguf" if row.program == PEER else "model")
-        began = time.monotonic()
+        began = children_seconds()
         (self.theirs if row.program == PEER else self.ours)(row, output)
-        quantized = time.monotonic()
+        quantized = children_seconds()
         compared = run(self.command, "compare", str(output), "--against", self.source, "--text",
                        str(self.options.text.resolve()), "--exact", "--max-windows",
                        str(self.options.windows))
-        done = time.monotonic()
         measured = {
             "program": row.program, "recipe": row.recipe, "method": row.method,
             **sizes(gguf_tensors(output) if row.program == PEER
                     else run(self.command, "inspect", str(output))["tensors"]),
             **losses(compared),
             "reference": compared["reference"]["perplexity"],
-            "seconds": round(quantized - began, 1),
-            "compare_seconds": round(done - quantized, 1),
+            "cpu_seconds": round(quantized - began, 1),
+            "compare_cpu_seconds": round(children_seconds() - quantized, 1),
         }
         subprocess.run(["rm", "-rf", str(output)], check=True)
         return measured
@@ -174,6 +179,7 @@ def begun(options: argparse.Namespace) -> dict[str, Any]:
         "processor": processor(str(options.command.resolve())),
         "windows": options.windows,
         "calibration_tokens": options.calibration_tokens,
+        **({"llama": options.llama_version} if options.llama else {}),
     }
     if options.output.exists():
         record: dict[str, Any] = json.loads(options.output.read_text(encoding="utf-8"))
@@ -193,6 +199,7 @@ def main() -> None:
     parser.add_argument("--calibration-tokens", type=int, default=4096)
     parser.add_argument("--windows", type=int, default=16, help="of 256 tokens, to measure on")
     parser.add_argument("--llama", type=Path, metavar="DIR", help="with llama-quantize")
+    parser.add_argument("--llama-version", default="", help="its version, for the record")
     parser.add_argument("--sensitivity", type=Path, help="of `analyze`: mixed formats, too")
     parser.add_argument("--only", default="", metavar="REGEX", help="the rows with such names")
     parser.add_argument("-o", "--output", required=True, type=Path)
@@ -209,7 +216,7 @@ def main() -> None:
             rows.append(measured)
             record_form.write(options.output, record)
             print(f"{row.name}: {measured['bits_per_weight']:.3f} bits, KL "
-                  f"{measured['kl_mean']:.4f}, {measured['seconds']} s to quantize",
+                  f"{measured['kl_mean']:.4f}, {measured['cpu_seconds']} s of a core",
                   file=sys.stderr, flush=True)
 
 

@@ -98,7 +98,7 @@ TEST(Quantize, Fp4UsesAbsmaxOverSixAndPacksAlongK) {
   EXPECT_EQ(codes, (std::vector<uint8_t>{7, 15, 6, 5, 4, 3, 2, 1, 9, 0, 0, 0, 4, 6, 6, 7}));
 }
 
-// The far end of these tables has one sign, here that of the smaller weights.
+// The far end of these tables has one sign, and the largest weight the other.
 TEST(Quantize, SearchesNegativeScales) {
   for (const Format format : {Format::kInt2, Format::kInt3, Format::kS4, Format::kNf4,
                               Format::kCodebook4, Format::kInt5, Format::kInt6}) {
