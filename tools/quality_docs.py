@@ -224,6 +224,30 @@ def all_ends(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def real(record: dict[str, Any]) -> str:
+    """Returns the table of methods and of llama.cpp's types, by the bits of the body, of a model
+    that others trained."""
+    lines = [origin(record), ""]
+    for name, rows in record["models"].items():
+        lines += [
+            f"`{name}`, {rows[0]['tokens']} tokens, bf16: perplexity {rows[0]['reference']:.2f}",
+            "",
+            "| formats | method | body, bits per weight | all, MB | KL mean | KL p99 | top-1 "
+            "agreement | perplexity |",
+            f"|{'---|' * 8}",
+        ]
+        for row in sorted(rows, key=lambda row: (row["body_bits_per_weight"], -row["kl_mean"])):
+            shown = row["recipe"].replace("target-bpw:", "`--target-bpw` ")
+            shown = shown if row["method"] else f"{row['program']}'s {shown}"
+            lines.append(
+                f"| {shown} | {row['method']} | {row['body_bits_per_weight']:.2f} "
+                f"| {row['bytes'] / 1e6:.1f} | {row['kl_mean']:.4f} | {row['kl_p99']:.2f} "
+                f"| {100 * row['top1_agreement']:.1f} % | {change(row)} |"
+            )
+        lines.append("")
+    return "\n".join(lines)
+
+
 def first_model(record: dict[str, Any]) -> dict[str, Any]:
     """Returns a record with its first model alone."""
     name, model = next(iter(record["models"].items()))
@@ -250,6 +274,7 @@ Make = Callable[[dict[str, Any]], str]
 BLOCKS: dict[Path, dict[str, tuple[str, Make]]] = {
     PAGE: {
         "quality": ("quality-tiny", lambda record: tables(presets(first_model(record)))),
+        "real": ("quality-real", real),
         "formats": ("quality-formats", lambda record: f"{origin(record)}\n"),
         "ends": ("quality-head", ends),
         "peers": ("quality-peers", peers),

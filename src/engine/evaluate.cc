@@ -6,13 +6,15 @@
 #include <cmath>
 #include <memory>
 #include <new>
-#include <string_view>
+#include <optional>
 #include <vector>
 
 #include "base/errors.h"
 #include "base/macros.h"
+#include "base/thread_pool.h"
 #include "engine/evaluation_windows.h"
 #include "engine/model_impl.h"
+#include "plan/gemm/backend.h"
 
 namespace marlin {
 namespace {
@@ -112,25 +114,30 @@ class StepRunner {
   std::vector<float> logits_;
 };
 
-/// log(sum of e^x) in double.
-double LogSumExp(std::span<const float> x) {
-  const auto largest = static_cast<double>(*std::max_element(x.begin(), x.end()));
+/// Negative log likelihood of one row's target, and what it is computed from.
+struct RowScore {
+  double log_sum = 0;  ///< log(sum of e^x), in double.
+  int64_t top = 0;
+  double nll = 0;
+};
+
+RowScore ScoreRow(std::span<const float> logits, int32_t target) {
+  RowScore score;
+  const auto largest = std::max_element(logits.begin(), logits.end());
+  score.top = largest - logits.begin();
   double sum = 0;
-  for (const float value : x) sum += std::exp(static_cast<double>(value) - largest);
-  return largest + std::log(sum);
+  for (const float x : logits)
+    sum += std::exp(static_cast<double>(x) - static_cast<double>(*largest));
+  score.log_sum = static_cast<double>(*largest) + std::log(sum);
+  score.nll = score.log_sum - static_cast<double>(logits[static_cast<size_t>(target)]);
+  return score;
 }
 
-/// LogSumExp, or an error if it is not finite.
-Result<double> CheckedLogSumExp(const Model& model, std::span<const float> logits,
-                                int64_t position) {
-  const double sum = LogSumExp(logits);
-  if (std::isfinite(sum)) return sum;
+/// An error if a row's logits are not finite.
+Status CheckFinite(const Model& model, const RowScore& score, int64_t position) {
+  if (std::isfinite(score.log_sum)) return {};
   return Status(Code::kNonFiniteInput, fmt::format("logits: not finite after token {} ({})",
                                                    position, model.info().model_type));
-}
-
-double Nll(std::span<const float> logits, double log_sum, int32_t target) {
-  return log_sum - static_cast<double>(logits[static_cast<size_t>(target)]);
 }
 
 /// Mean and variance of negative log likelihoods, or of differences of two, by Welford's algorithm.
@@ -159,31 +166,47 @@ class NllSums {
   int64_t count_ = 0;
 };
 
-/// Calls score(row, position of the token, target) for every token of a chunk.
-template <typename Score>
-Status ScoreChunk(const Chunk& chunk, std::span<const int32_t> tokens, int64_t first_row,
-                  Score score) {
-  for (int64_t i = 0; i < chunk.count; ++i) {
-    const int64_t position = chunk.window->first + chunk.first + i;
-    MARLIN_RETURN_IF_ERROR(
-        score(first_row + i, position, tokens[static_cast<size_t>(position + 1)]));
+/// A row of logits to score.
+struct Target {
+  int64_t position;  ///< Position of the token that predicts.
+  int32_t token;     ///< The next one.
+};
+
+/// Returns the targets of a step's rows, in their order.
+std::vector<Target> TargetsOf(const Step& step, std::span<const int32_t> tokens) {
+  std::vector<Target> targets;
+  for (const Chunk& chunk : step.chunks) {
+    for (int64_t i = 0; step.scored && i < chunk.count; ++i) {
+      const int64_t position = chunk.window->first + chunk.first + i;
+      targets.push_back({position, tokens[static_cast<size_t>(position + 1)]});
+    }
   }
-  return {};
+  return targets;
 }
 
-/// For each step calls run(step), then scores its chunks.
+/// The threads that score the rows of logits: the device's own if these are the host's, otherwise
+/// all of the host's, which have nothing else to do meanwhile.
+class RowThreads {
+ public:
+  explicit RowThreads(const Model& model)
+      : own_(Internals::Impl(Internals::Impl(model).device).backend().host_threads()) {
+    if (own_ == nullptr) started_.emplace(0);
+  }
+  ThreadPool& pool() { return own_ != nullptr ? *own_ : *started_; }
+
+ private:
+  ThreadPool* const own_;
+  std::optional<ThreadPool> started_;
+};
+
+/// For each step calls run(step), then score with the targets of its rows.
 template <typename RunStep, typename Score>
 Status ForTargets(const Model& model, std::span<const int32_t> tokens,
                   std::span<const Window> windows, const EvaluateOptions& options, RunStep run,
                   Score score) {
   for (const Step& step : PlanSteps(model, windows)) {
     MARLIN_RETURN_IF_ERROR(run(step));
-    int64_t row = 0;
-    for (const Chunk& chunk : step.chunks) {
-      if (!step.scored) break;
-      MARLIN_RETURN_IF_ERROR(ScoreChunk(chunk, tokens, row, score));
-      row += chunk.count;
-    }
+    MARLIN_RETURN_IF_ERROR(score(TargetsOf(step, tokens)));
     if (options.progress) {
       options.progress(step.windows_done, static_cast<int64_t>(windows.size()));
     }
@@ -191,26 +214,37 @@ Status ForTargets(const Model& model, std::span<const int32_t> tokens,
   return {};
 }
 
+/// KL(reference || model) of one row.
+double RowDivergence(std::span<const float> model, double model_sum,
+                     std::span<const float> reference, double reference_sum) {
+  double divergence = 0;
+  for (size_t i = 0; i < model.size(); ++i) {
+    const double log_p = static_cast<double>(reference[i]) - reference_sum;
+    const double log_q = static_cast<double>(model[i]) - model_sum;
+    const double p = std::exp(log_p);
+    if (p > 0) divergence += p * (log_p - log_q);
+  }
+  return std::max(divergence, 0.0);
+}
+
+/// Scores of one row of logits of two models, and KL(reference || model).
+struct PairScore {
+  RowScore model;
+  RowScore reference;
+  double kl = 0;
+};
+
+PairScore ScorePair(std::span<const float> model, std::span<const float> reference,
+                    int32_t target) {
+  PairScore score{ScoreRow(model, target), ScoreRow(reference, target)};
+  score.kl = RowDivergence(model, score.model.log_sum, reference, score.reference.log_sum);
+  return score;
+}
+
 /// Divergence between two models' predictions at the same positions.
 struct Divergences {
   std::vector<double> kl;
   int64_t same_top = 0;
-
-  void Add(std::span<const float> model, double model_sum, std::span<const float> reference,
-           double reference_sum) {
-    double divergence = 0;
-    for (size_t i = 0; i < model.size(); ++i) {
-      const double log_p = static_cast<double>(reference[i]) - reference_sum;
-      const double log_q = static_cast<double>(model[i]) - model_sum;
-      const double p = std::exp(log_p);
-      if (p > 0) divergence += p * (log_p - log_q);
-    }
-    kl.push_back(std::max(divergence, 0.0));
-    const auto top = [](std::span<const float> x) {
-      return std::max_element(x.begin(), x.end()) - x.begin();
-    };
-    same_top += top(model) == top(reference) ? 1 : 0;
-  }
 
   void Finish(CompareResult* result) {
     std::sort(kl.begin(), kl.end());
@@ -234,11 +268,18 @@ Result<PerplexityResult> MeasurePerplexity(const Model& model, std::span<const i
   MARLIN_RETURN_IF_ERROR(CheckTargets(model, tokens));
   const auto windows = EvaluationWindows(std::ssize(tokens), options);
   StepRunner runner(model, tokens);
+  RowThreads threads(model);
   NllSums sums;
-  const auto score = [&](int64_t row, int64_t position, int32_t target) -> Status {
-    const auto logits = runner.Row(row);
-    MARLIN_ASSIGN_OR_RETURN(const double sum, CheckedLogSumExp(model, logits, position));
-    sums.Add(Nll(logits, sum, target));
+  const auto score = [&](const std::vector<Target>& targets) -> Status {
+    std::vector<RowScore> scores(targets.size());
+    threads.pool().Run(std::ssize(targets), [&](int64_t row, int) {
+      const auto at = static_cast<size_t>(row);
+      scores[at] = ScoreRow(runner.Row(row), targets[at].token);
+    });
+    for (size_t row = 0; row < targets.size(); ++row) {
+      MARLIN_RETURN_IF_ERROR(CheckFinite(model, scores[row], targets[row].position));
+      sums.Add(scores[row].nll);
+    }
     return {};
   };
   MARLIN_RETURN_IF_ERROR(ForTargets(
@@ -261,6 +302,7 @@ Result<CompareResult> MeasureDistance(const Model& model, const Model& reference
   const auto windows = EvaluationWindows(std::ssize(tokens), options);
   StepRunner model_runner(model, tokens);
   StepRunner reference_runner(reference, tokens);
+  RowThreads threads(model);
   NllSums model_sums;
   NllSums reference_sums;
   NllSums differences;
@@ -269,15 +311,22 @@ Result<CompareResult> MeasureDistance(const Model& model, const Model& reference
     MARLIN_RETURN_IF_ERROR(model_runner.Run(step));
     return reference_runner.Run(step);
   };
-  const auto score = [&](int64_t row, int64_t position, int32_t target) -> Status {
-    const auto a = model_runner.Row(row);
-    const auto b = reference_runner.Row(row);
-    MARLIN_ASSIGN_OR_RETURN(const double a_sum, CheckedLogSumExp(model, a, position));
-    MARLIN_ASSIGN_OR_RETURN(const double b_sum, CheckedLogSumExp(reference, b, position));
-    model_sums.Add(Nll(a, a_sum, target));
-    reference_sums.Add(Nll(b, b_sum, target));
-    differences.Add(Nll(a, a_sum, target) - Nll(b, b_sum, target));
-    divergences.Add(a, a_sum, b, b_sum);
+  const auto score = [&](const std::vector<Target>& targets) -> Status {
+    std::vector<PairScore> scores(targets.size());
+    threads.pool().Run(std::ssize(targets), [&](int64_t row, int) {
+      const auto at = static_cast<size_t>(row);
+      scores[at] = ScorePair(model_runner.Row(row), reference_runner.Row(row), targets[at].token);
+    });
+    for (size_t row = 0; row < targets.size(); ++row) {
+      const auto& [a, b, kl] = scores[row];
+      MARLIN_RETURN_IF_ERROR(CheckFinite(model, a, targets[row].position));
+      MARLIN_RETURN_IF_ERROR(CheckFinite(reference, b, targets[row].position));
+      model_sums.Add(a.nll);
+      reference_sums.Add(b.nll);
+      differences.Add(a.nll - b.nll);
+      divergences.kl.push_back(kl);
+      divergences.same_top += a.top == b.top ? 1 : 0;
+    }
     return {};
   };
   MARLIN_RETURN_IF_ERROR(ForTargets(model, tokens, windows, options, run, score));

@@ -104,6 +104,8 @@ class CpuBackend final : public Backend {
     return device;
   }
 
+  ThreadPool* host_threads() const override { return pool_.get(); }
+
   std::span<const KernelDesc> Kernels() const override { return CpuKernels(); }
 
   bool KeepsSparse(const WeightsSpec& spec, PreparedFor /*use*/) const override {

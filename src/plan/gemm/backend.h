@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/internals.h"
+#include "base/thread_pool.h"
 #include "layout/join_columns.h"
 #include "marlin/device.h"
 #include "marlin/gemm.h"
@@ -191,6 +192,8 @@ class Backend {
   /// Info().model without the rest; the key of tuning tables.
   virtual std::string Model() const { return Info().model; }
   virtual DeviceProperties Properties() const = 0;
+  /// The host's threads on which its work runs; null if it does not run on them.
+  virtual ThreadPool* host_threads() const { return nullptr; }
   virtual std::span<const KernelDesc> Kernels() const = 0;
   /// Whether kernels read 2:4 weights of this spec, codes of a format of 5 or 6 bits, and two
   /// levels of scales.

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -224,6 +225,29 @@ TEST(CompareModels, IsTheDefinitionOverAWindow) {
   EXPECT_NEAR(got->kl_median, kl[kWindow / 2], 1e-5);
   EXPECT_NEAR(got->kl_p99, kl[kWindow * 99 / 100 - 1], 1e-5);
   EXPECT_NEAR(got->kl_max, kl.back(), 1e-5);
+}
+
+TEST(CompareModels, IsTheSameOnAnyThreads) {
+  const std::vector<int32_t> tokens = ValidationTokens();
+  const Model reference = Open(SourceDirectory() + "/tests/data/tiny-glm4-moe");
+  const auto compare = [&](const DeviceOptions& options) {
+    const auto device = Device::Open("cpu", options);
+    EXPECT_TRUE(device.ok()) << device.status().message();
+    const auto model = Model::Open(kSample, *device);
+    EXPECT_TRUE(model.ok()) << model.status().message();
+    return *CompareModels(*model, reference, tokens, {.window = 40, .max_windows = 2});
+  };
+  const ParallelFor backwards = [](int64_t count, const std::function<void(int64_t)>& body) {
+    while (count-- > 0) body(count);
+  };
+  const CompareResult alone = compare({.threads = 1});
+  EXPECT_GT(alone.kl_mean, 0.0);
+  for (const CompareResult& other :
+       {compare({.threads = 5}), compare({.threads = 5, .parallel_for = backwards})}) {
+    EXPECT_EQ(other.kl_mean, alone.kl_mean);
+    EXPECT_EQ(other.model.nll, alone.model.nll);
+    EXPECT_EQ(other.perplexity_ratio_error, alone.perplexity_ratio_error);
+  }
 }
 
 TEST(CompareModels, DifferentModelsDiffer) {
