@@ -389,7 +389,8 @@ class RandomScheduler(FakeScheduler):
         if ended:
             del self._running[number]
         return SimpleNamespace(id=number, tokens=[] if token == END else [token], ended=ended,
-                               error=None, cached_tokens=0, logprobs=[], prompt_logprobs=[])
+                               error=None, cached_tokens=0, logprobs=[], prompt_logprobs=[],
+                               drafted=0, accepted=0)
 
 
 QWEN = (
