@@ -70,8 +70,8 @@ MARLIN_DEVICE void PollQuadIf(bool polls, const uint32_t* from, uint4& v) {
       : "memory");
 }
 
-/// Quads that a thread awaits together: one is not requested again after another has come, but with
-/// it, so that all together take no longer than the last of them.
+/// Quads that a thread awaits together: every round requests all that are missing. One after
+/// another, each would cost a round trip to L2.
 template <int kCount>
 struct AwaitedQuads {
   const uint32_t* from;

@@ -253,10 +253,10 @@ class PersistentBlock {
     return x;
   }
 
-  /// AddBlock; then the residual times its norm's weights, to the activations, and zeros up to
-  /// whole tiles. The norm's factor is that of all sums, which are multiplied by it when they are
-  /// there (NormFactor): nothing waits for it. With a router also the warps' parts of the CTA's
-  /// logits, to the scratch, or of a gated delta net's write and decay, both without the factor.
+  /// AddBlock; then stores the residual times its norm's weights as activations, with zeros up to
+  /// whole tiles. All sums share the norm's factor and are multiplied by it at the end
+  /// (NormFactor), so that nothing waits for it. With a router, or a gated delta net's write and
+  /// decay, also stores the warps' parts of their dot products, without the factor.
   MARLIN_DEVICE void Normalize(int phase) {
     const int quads = args_.features / 4;
     const bool attends = phase % kPhases == static_cast<int>(Phase::kQkv);
