@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import record_form
-from quality_record import FORMAT_WINDOWS, MODELS, TOKENS, processor, run
+from quality_record import COMPARED, FORMAT_WINDOWS, MODELS, TOKENS, processor, run
 
 ENDS = {"embedding": "embed_tokens", "head": "lm_head", "both": "embed_tokens|lm_head"}
 ALL_FORMATS = [
@@ -61,12 +61,7 @@ class Measurement:
             "formats": shown,
             "method": method,
             "bits_per_weight": report["bits_per_weight"],
-            "perplexity_ratio": result["perplexity_ratio"],
-            "perplexity_ratio_error": result["perplexity_ratio_error"],
-            "kl_mean": result["kl_mean"],
-            "kl_p99": result["kl_p99"],
-            "top1_agreement": result["top1_agreement"],
-            "tokens": result["tokens"],
+            **{key: result[key] for key in COMPARED},
         })
         print(f"{self._source}: {what} {shown} {method}", file=sys.stderr, flush=True)
 

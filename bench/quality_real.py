@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import record_form
-from quality_record import processor, run
+from quality_record import COMPARED, processor, run
 
 # The table that is the embedding and the head has 8 bits in all rows, as llama.cpp gives it.
 ENDS = "embed_tokens=s8/g64"
@@ -103,12 +103,10 @@ def children_seconds() -> float:
 def losses(compared: dict[str, Any]) -> dict[str, Any]:
     """Returns what the record keeps of a comparison."""
     model = compared["model"]
-    kept = ("kl_mean", "kl_p99", "top1_agreement", "perplexity_ratio", "perplexity_ratio_error")
     return {
         "perplexity": model["perplexity"],
         "standard_error": model["standard_error"],
-        **{key: compared[key] for key in kept},
-        "tokens": compared["tokens"],
+        **{key: compared[key] for key in COMPARED},
     }
 
 

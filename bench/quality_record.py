@@ -38,6 +38,9 @@ TOKENS = "examples/tiny-qwen3-moe/validation_tokens.txt"
 RECIPES = ["default_moe", "aggressive_moe", "uniform:s4/g64", "uniform:nf3/g64"]
 METHODS = ["rtn", "mse"]
 FORMAT_WINDOWS = 24
+# What rows keep of a comparison.
+COMPARED = ("perplexity_ratio", "perplexity_ratio_error", "kl_mean", "kl_p99", "top1_agreement",
+            "tokens")  # fmt: skip
 OUTLIERS = [1.0, 30.0, 0.125]
 
 
@@ -90,12 +93,7 @@ def measure_with(
         "perplexity": result["model"]["perplexity"],
         "standard_error": result["model"]["standard_error"],
         "reference": result["reference"]["perplexity"],
-        "perplexity_ratio": result["perplexity_ratio"],
-        "perplexity_ratio_error": result["perplexity_ratio_error"],
-        "kl_mean": result["kl_mean"],
-        "kl_p99": result["kl_p99"],
-        "top1_agreement": result["top1_agreement"],
-        "tokens": result["tokens"],
+        **{key: result[key] for key in COMPARED},
         "seconds": report["seconds"],
     }
 

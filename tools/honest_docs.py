@@ -30,7 +30,7 @@ HEAD = """\
 Written by `tools/honest_docs.py` from `docs/claims.json`; `tests/tools/honest_test.py` checks that
 every record and test exists, and that every figure of README is in a record.
 
-## What never ran
+## Not run on hardware
 
 | never | instead | to end it |
 |---|---|---|
