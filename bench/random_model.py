@@ -382,6 +382,10 @@ class Weights:
     def adds_nothing(self, name: str) -> bool:
         return self._cycle is not None and name.split(".")[-2] in ADDED
 
+    def is_whole(self, name: str) -> bool:
+        """Whether a matrix has more than random values, and stays in bf16."""
+        return self._cycle is not None and name in ("model.embed_tokens.weight", "lm_head.weight")
+
     def make(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         if self._cycle is None:
             return random_tensor(shape, self.device)
@@ -411,20 +415,32 @@ class Stored(NamedTuple):
     values: torch.Tensor
 
 
-# The classes and group sizes that the recipe default_moe quantizes.
-CLASSES = {
-    "q_proj": ("attention_qkv", 64),
-    "k_proj": ("attention_qkv", 64),
-    "v_proj": ("attention_qkv", 64),
-    "o_proj": ("attention_out", 64),
-    "gate_proj": ("mlp_gate", 64),
-    "up_proj": ("mlp_up", 64),
-    "down_proj": ("mlp_down", 64),
-    "in_proj_qkv": ("attention_qkv", 64),
-    "in_proj_z": ("attention_qkv", 64),
-    "out_proj": ("attention_out", 64),
+class Coded(NamedTuple):
+    """How the recipe default_moe stores a matrix."""
+
+    layer_class: str
+    group: int
+    format: str = "fp4_e2m1"
+
+
+CODED = {
+    "q_proj": Coded("attention_qkv", 64),
+    "k_proj": Coded("attention_qkv", 64),
+    "v_proj": Coded("attention_qkv", 64),
+    "o_proj": Coded("attention_out", 64),
+    "gate_proj": Coded("mlp_gate", 64),
+    "up_proj": Coded("mlp_up", 64),
+    "down_proj": Coded("mlp_down", 64),
+    "in_proj_qkv": Coded("attention_qkv", 64),
+    "in_proj_z": Coded("attention_qkv", 64),
+    "out_proj": Coded("attention_out", 64),
+    "embed_tokens": Coded("embedding", 64, "s8"),
+    "lm_head": Coded("lm_head", 64, "int6"),
 }
-EXPERT = ("moe_expert", 128)
+EXPERT = Coded("moe_expert", 128)
+BITS = {"fp4_e2m1": 4, "s8": 8, "int6": 6}
+# The root of the mean square of all codes of a format.
+SIZES = {"fp4_e2m1": 2.9, "s8": 73.9, "int6": 18.5}
 
 
 def fp4_part(part: list[tuple[str, tuple[int, ...]]], weights: Weights,
@@ -435,7 +451,7 @@ def fp4_part(part: list[tuple[str, tuple[int, ...]]], weights: Weights,
     matrices: dict[str, tuple[int, ...]] = {}
     for name, shape in part:
         pieces = name.split(".")
-        if pieces[-2] not in CLASSES:
+        if pieces[-2] not in CODED or weights.is_whole(name):
             stored[name] = Stored("BF16", weights.make(name, shape))
             continue
         if "experts" in pieces:
@@ -445,18 +461,18 @@ def fp4_part(part: list[tuple[str, tuple[int, ...]]], weights: Weights,
         matrices[module] = shape
     for module, (n, k) in matrices.items():
         is_expert = ".experts." in module
-        layer_class, group = EXPERT if is_expert else CLASSES[module.split(".")[-2]]
+        layer_class, group, code_format = EXPERT if is_expert else CODED[module.split(".")[-2]]
         stack = [stacks[module]] if is_expert else []
         modules[module] = {
-            "format": "fp4_e2m1", "shape": [*stack, k, n], "group_size": group,
-            "scale_type": "fp16", "zeros": False, "biases": False, "global_scale": False,
+            "format": code_format, "shape": [*stack, k, n], "group_size": group,
+            "scale_type": "fp16", "zeros": False, "zero_type": "fp16", "biases": False,
+            "global_scale": False, "global_scale_divides": False,
             "layer_class": layer_class, "source_layout": "out_in",
         }
         base = module.replace(".*.", ".").removesuffix("weight")
-        codes = torch.randint(-2**31, 2**31, (*stack, k // 8, n), dtype=torch.int32,
-                              device=weights.device)
-        # Codes are as large as 6; the mean square of all is a normal number's times 2.9.
-        size = 0.0 if weights.adds_nothing(module) else k**-0.5 / 2.9
+        codes = torch.randint(-2**31, 2**31, (*stack, k * BITS[code_format] // 32, n),
+                              dtype=torch.int32, device=weights.device)
+        size = 0.0 if weights.adds_nothing(module) else k**-0.5 / SIZES[code_format]
         scales = (torch.rand((*stack, k // group, n), device=weights.device) + 0.5) * size
         stored[base + "qweight"] = Stored("U32", codes.cpu())
         stored[base + "scales"] = Stored("F16", scales.to(torch.float16).cpu())
@@ -501,7 +517,7 @@ def write_fp4(config: dict[str, Any], directory: Path, weights: Weights) -> None
         size += save_stored(directory / file, tensors)
         weight_map.update(dict.fromkeys(tensors, file))
     quantization: dict[str, Any] = {
-        "quant_method": "metal_marlin", "version": 1, "recipe": "random",
+        "quant_method": "metal_marlin", "version": 2, "recipe": "random",
         "recipe_document": {"name": "random", "classes": {}, "overrides": []},
         "method": "rtn", "layout": "k_packed", "modules": modules,
     }
