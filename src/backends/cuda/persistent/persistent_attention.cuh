@@ -67,7 +67,7 @@ MARLIN_DEVICE uint8_t* FindPage(const PersistentArguments& args, int group, int 
   const CacheGroup& pages = args.groups[group];
   const int block = static_cast<int>(static_cast<uint32_t>(position) / kCachePageTokens);
   if (block >= pages.blocks) return nullptr;
-  const int page = pages.block_table[block];
+  const int page = pages.block_table[Tables{args}.Scratch().row * pages.blocks + block];
   const auto number = static_cast<uint32_t>(page);
   const uint32_t slab = page < 0 ? ~0u : number / pages.slab_pages;
   if (slab >= static_cast<uint32_t>(pages.slab_count) || pages.slabs[slab] == nullptr) {
@@ -98,14 +98,15 @@ MARLIN_DEVICE AttentionPart PartOf(const PersistentArguments& args, int group, i
   return part;
 }
 
-/// The projections of a layer: their sums' words and tag.
+/// The projections of a row in a layer: the words of their sums, of `rows` together, and their tag.
 struct ProjectedWords {
   const PhaseGemm& gemm;
+  int rows;
   const uint32_t* words;
   uint32_t tag;
 
   MARLIN_DEVICE float4 Gather(int column) const {
-    return GatherSums(words + column, gemm.splits, gemm.columns, tag);
+    return GatherSums(words + column, gemm.splits, rows * gemm.columns, tag);
   }
 };
 
@@ -231,7 +232,26 @@ class TokenAttention {
         head = unit * 32 / args_.value_dim;
         kv_head = head / args_.group;
       }
-      CombineUnit(parts, {head, kv_head, unit * 32 - head * args_.value_dim}, mixed, tag);
+      CombineUnit(parts, Part().active_splits, {head, kv_head, unit * 32 - head * args_.value_dim},
+                  mixed, tag);
+    }
+  }
+  /// The same of several rows. `parts` and `mixed`: of the first row; `active_splits`: of every row.
+  MARLIN_DEVICE void CombineRows(const uint32_t* parts, const int* active_splits, uint32_t* mixed,
+                                 uint32_t tag) const {
+    const auto blocks = static_cast<int>(gridDim.x);
+    const int features = args_.heads * args_.value_dim;
+#pragma unroll 1
+    for (int unit = static_cast<int>(blockIdx.x) + warp_ * blocks;
+         unit < args_.rows * features / 32; unit += kPersistentWarps * blocks) {
+      const int row = unit * 32 / features;
+      const int splits = active_splits[row];
+      if (splits == 1) continue;
+      const int feature = unit * 32 - row * features;
+      const int head = feature / args_.value_dim;
+      CombineUnit(parts + row * args_.kv_heads * args_.attention_splits * PartWords(), splits,
+                  {head, head / args_.group, feature - head * args_.value_dim},
+                  mixed + row * features, tag);
     }
   }
 
@@ -550,8 +570,8 @@ class TokenAttention {
     int kv_head;
     int first_feature;
   };
-  MARLIN_DEVICE void CombineUnit(const uint32_t* parts, const CombinedUnit& unit, uint32_t* mixed,
-                                 uint32_t tag) const {
+  MARLIN_DEVICE void CombineUnit(const uint32_t* parts, int splits, const CombinedUnit& unit,
+                                 uint32_t* mixed, uint32_t tag) const {
     constexpr int kLanes = 4;  // A split's quads are in eight lanes.
     constexpr int kMost = 4;   // Splits of a lane that are requested at once.
     const int feature = unit.first_feature + (lane_ & 7) * 4;
@@ -559,9 +579,8 @@ class TokenAttention {
                                   (unit.head - unit.kv_head * args_.group) * (args_.value_dim + 4);
     SoftmaxPart merged;
 #pragma unroll 1
-    for (int split = lane_ >> 3; split < Part().active_splits; split += kLanes * kMost) {
+    for (int split = lane_ >> 3; split < splits; split += kLanes * kMost) {
       const int words = PartWords();
-      const int splits = Part().active_splits;
       const AwaitedQuads<2 * kMost> quads(
           first + split * words, tag,
           [&](int i) { return i / 2 * kLanes * words + (i % 2 == 0 ? args_.value_dim : feature); },
@@ -590,14 +609,16 @@ class TokenAttention {
 };
 
 /// The threads that copy the first keys of every layer, `thread` of kKeyCopiers: from when its
-/// projections begin, at which time all tiles of the layer before have been multiplied.
+/// projections begin, at which time all tiles of the layer before have been multiplied; with several
+/// rows when they have been multiplied too.
 MARLIN_DEVICE void CopyKeys(const PersistentArguments& args, int thread) {
+  const LayerBarrier allowed = args.rows > 1 ? LayerBarrier::kKeysAllowed : AllowedOf(Phase::kOut);
 #pragma unroll 1
   for (int layer = 0; layer < args.layer_count; ++layer) {
-    AwaitLayer(args, AllowedOf(Phase::kOut), layer);
+    AwaitLayer(args, allowed, layer);
     AwaitLayer(args, LayerBarrier::kLayer, layer);
     const PersistentLayer& of_keys = Tables{args}.LayerOf(layer);
-    TokenAttention<false>(args, of_keys, {of_keys.gemms[0], nullptr, 0}).RequestFirst(thread);
+    TokenAttention<false>(args, of_keys, {of_keys.gemms[0], 1, nullptr, 0}).RequestFirst(thread);
   }
 }
 

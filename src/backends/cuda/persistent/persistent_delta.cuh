@@ -417,7 +417,7 @@ MARLIN_DEVICE void PrepareMixed(const PersistentArguments& args, int phase, uint
   const bool attends = layer.attends != 0;
   uint32_t* const mixed = own.words + (attends ? args.exchange.mixed : args.exchange.results);
   uint32_t* const squares = own.words + args.exchange.squares;
-  const ProjectedWords projected = {layer.gemms[static_cast<int>(Phase::kQkv)],
+  const ProjectedWords projected = {layer.gemms[static_cast<int>(Phase::kQkv)], 1,
                                     words + args.exchange.phases[static_cast<int>(Phase::kQkv)],
                                     tag};
   const DeltaRow delta(args, layer);
@@ -470,7 +470,7 @@ MARLIN_DEVICE void CopyMixers(const PersistentArguments& args, int thread) {
     AwaitLayer(args, LayerBarrier::kLayer, index);
     const PersistentLayer& layer = Tables{args}.LayerOf(index);
     if (layer.attends != 0) {
-      TokenAttention<true>(args, layer, {layer.gemms[0], nullptr, 0}).RequestFirst(thread);
+      TokenAttention<true>(args, layer, {layer.gemms[0], 1, nullptr, 0}).RequestFirst(thread);
     } else {
       DeltaRow(args, layer).Request(thread);
     }

@@ -89,7 +89,7 @@ Support PersistentDescription::AddLayer(const LayerSteps& steps, int64_t hidden)
     if (!support.ok()) return support;
   }
   shape_.features = static_cast<int>(hidden);
-  shape_.hybrid = steps.hybrid;
+  shape_.form = steps.hybrid ? PersistentForm::kHybrid : PersistentForm::kToken;
   PersistentLayer& layer = layers_.emplace_back();
   if (const Support support = AddMixer(steps, &layer); !support.ok()) return support;
   if (steps.attention != nullptr) AddAttention(steps, &layer);

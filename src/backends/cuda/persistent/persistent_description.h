@@ -24,7 +24,7 @@ class PersistentDescription {
   /// Precondition: a layer was added.
   CodeKind kind() const { return *kind_; }
   const PersistentArguments& shape() const { return shape_; }
-  std::vector<PersistentLayer>& layers() { return layers_; }
+  const std::vector<PersistentLayer>& layers() const { return layers_; }
   /// The experts of all layers, in the layers' order.
   const std::vector<PersistentExpert>& experts() const { return experts_; }
   /// Matrices whose rows are read in fp32, one after another: of every router, the shared expert's

@@ -29,6 +29,7 @@
 #include "backends/cuda/persistent/persistent_delta.cuh"
 #include "backends/cuda/persistent/persistent_exchange.cuh"
 #include "backends/cuda/persistent/persistent_router.cuh"
+#include "backends/cuda/persistent/persistent_rows.cuh"
 #include "backends/cuda/persistent/persistent_tiles.cuh"
 
 namespace marlin::cuda {
@@ -49,11 +50,6 @@ class PersistentBlock {
 
   /// The parts of shared memory that are there before the first layer.
   MARLIN_DEVICE void Begin() {
-    auto* const rotations = reinterpret_cast<float2*>(Memory() + args_.shared.rotations);
-    for (int pair = thread_; pair < args_.pairs; pair += kPersistentThreads) {
-      RotationOf(args_.frequencies[pair], Scratch().position, args_.rotary_factor,
-                 &rotations[pair].x, &rotations[pair].y);
-    }
     auto* const residual = Residual();
     for (int i = thread_; i < args_.features / 4; i += kPersistentThreads) {
       residual[i] = reinterpret_cast<const float4*>(args_.hidden)[i];
@@ -61,17 +57,8 @@ class PersistentBlock {
     if (thread_ < kMostChosenExperts) {
       Scratch().ids[thread_] = thread_ == args_.router.top_k ? args_.router.experts : 0;
     }
-    if (blockIdx.x == 0 && thread_ == 0) CheckPosition();
-    const auto* const schedules = reinterpret_cast<const uint4*>(
-        args_.schedules + static_cast<int64_t>(blockIdx.x) * args_.schedule_bytes);
-    for (int i = thread_; i < args_.schedule_bytes / 16; i += kPersistentThreads) {
-      CopyAsync16(Base() + args_.shared.schedules + i * 16, schedules + i, 16);
-    }
     if (thread_ == 0) FindParts();
-    WaitForAllCopies();
-    SyncFirst<kPersistentThreads>();
-    FindPages();
-    SyncFirst<kPersistentThreads>();
+    BeginTables(args_, kTeams);
   }
 
   /// Runs all layers, and stores the residual. Every part is called from one place: code that is
@@ -115,43 +102,18 @@ class PersistentBlock {
       if (which == Phase::kGates) Route(phase);
       ring_.Begin(phase);
       const Schedule& schedule = tables_.ScheduleOf(tables_.GemmOf(phase));
-      auto* const sums = reinterpret_cast<float*>(Memory() + args_.shared.sums);
       // A norm needs all k.
-      Multiply<kKind>(phase, schedule, normalizes ? 0 : schedule.first_k_tile, sums);
+      MultiplyPhase<kKind, kHybrid ? PersistentForm::kHybrid : PersistentForm::kToken>(
+          args_, phase, schedule, normalizes ? 0 : schedule.first_k_tile, ring_);
       const Published published = FindPublished(phase, schedule);
       SyncFirst<kPersistentThreads>();
-      Publish(phase, published, sums);
+      Publish(phase, published, SumsOf(args_));
     }
     Finish();
   }
 
  private:
   static constexpr int kTeams = TeamsOf(kHybrid);
-
-  /// The products of the CTA's tiles. `first_tile`: of k, with which the activations begin.
-  template <CodeKind kKind>
-  MARLIN_DEVICE void Multiply(int phase, const Schedule& schedule, int first_tile, float* sums) {
-    const PhaseGemm& gemm = tables_.GemmOf(phase);
-    const bool is_low = SlotOrder::IsLow(phase);
-    const uint32_t activations = Base() + args_.shared.activations;
-    const auto multiply = [&](auto use, auto groups) {
-      MultiplyTiles<kKind, use, kHybrid, groups>(gemm, schedule, activations, first_tile, is_low,
-                                                 sums, ring_);
-    };
-    // The most common case has code without tests for the ends of groups.
-    constexpr std::integral_constant<int, 0> kAnyGroups;
-    constexpr std::integral_constant<int, 2> kTwoGroups;
-    const bool has_two = gemm.weights.groups_per_tile == 2 && gemm.shared_selection < 0;
-    if (gemm.use == ParameterUse::kOneScale) {
-      multiply(std::integral_constant<ParameterUse, ParameterUse::kOneScale>(), kAnyGroups);
-    } else if (gemm.use == ParameterUse::kScales && has_two) {
-      multiply(std::integral_constant<ParameterUse, ParameterUse::kScales>(), kTwoGroups);
-    } else if (gemm.use == ParameterUse::kScales) {
-      multiply(std::integral_constant<ParameterUse, ParameterUse::kScales>(), kAnyGroups);
-    } else {
-      multiply(std::integral_constant<ParameterUse, ParameterUse::kAll>(), kAnyGroups);
-    }
-  }
 
   /// Stores the residual, and advances the clocks.
   MARLIN_DEVICE void Finish() const {
@@ -187,51 +149,14 @@ class PersistentBlock {
     const auto block = static_cast<int>(blockIdx.x);
     PersistentScratch& scratch = Scratch();
     const auto blocks = static_cast<int>(gridDim.x);
+    scratch.row = 0;
     scratch.router_rows = max(args_.router.rows() - block + blocks - 1, 0) / blocks;
     if (kHybrid && args_.kv_heads == 0) return;
     scratch.kv_head = block / args_.attention_splits;
     scratch.split = block - scratch.kv_head * args_.attention_splits;
     scratch.head = block * 32 / args_.value_dim;
     scratch.head_kv_head = scratch.head / args_.group;
-    for (int group = 0; group < kMostCacheGroups; ++group) {
-      if (!HasKeys(group)) continue;
-      scratch.attention[group] = PartOf(args_, group, Scratch().position, kTeams);
-    }
-  }
-  MARLIN_DEVICE bool HasKeys(int group) const {
-    return args_.groups[group].block_table != nullptr && (args_.key_groups >> group & 1) != 0;
-  }
-
-  /// The pages of the CTA's first keys and of the new one.
-  MARLIN_DEVICE void FindPages() const {
-    if (thread_ > kTeams) return;
-    for (int group = 0; group < kMostCacheGroups; ++group) {
-      if (!HasKeys(group)) continue;
-      AttentionPart& part = Scratch().attention[group];
-      const int block =
-          thread_ < kTeams ? part.first_block + thread_ : Scratch().position / kWarpKeys;
-      if (block < part.first_block || block >= part.end_block) continue;
-      uint8_t* const page = FindPage(args_, group, block * kWarpKeys);
-      if (thread_ < kTeams) {
-        part.pages[thread_] = page;
-      } else {
-        part.fresh = page;
-      }
-    }
-  }
-
-  MARLIN_DEVICE void CheckPosition() const {
-    if (args_.key_groups == 0) return;
-    if (Scratch().position < 0) {
-      RecordError(args_.errors, ValueError::kPosition, Scratch().position, 0);
-      return;
-    }
-    const int block = Scratch().position / kCachePageTokens;
-    for (int group = 0; group < kMostCacheGroups; ++group) {
-      const CacheGroup& pages = args_.groups[group];
-      if (!HasKeys(group) || block < pages.blocks) continue;
-      RecordError(args_.errors, ValueError::kBlock, Scratch().position, block, pages.blocks);
-    }
+    FindKeys(args_, kTeams);
   }
 
   /// residual += the sums of the phase before.
@@ -341,7 +266,7 @@ class PersistentBlock {
     const uint32_t tag = Tag(index);
     TokenAttention<false> attention(
         args_, layer,
-        {layer.gemms[static_cast<int>(Phase::kQkv)],
+        {layer.gemms[static_cast<int>(Phase::kQkv)], 1,
          words + args_.exchange.phases[static_cast<int>(Phase::kQkv)], tag});
     attention.Run(words + args_.exchange.attention, words + args_.exchange.mixed, index, tag);
     // Weights and activations take the memory of attention.
@@ -482,13 +407,13 @@ class PersistentBlock {
 };
 
 /// The warpgroup that copies: two warps copy tiles, the two between them the mixers' inputs.
-template <bool kHybrid>
+template <PersistentForm kForm>
 MARLIN_DEVICE void RunCopiers(const PersistentArguments& args) {
   const auto thread = static_cast<int>(threadIdx.x);
   if (thread < kFirstKeyCopier || thread >= kFirstKeyCopier + kKeyCopiers) {
-    TileCopier<kHybrid>(args, thread < kFirstKeyCopier ? 0 : 1).Run();
+    TileCopier<kForm>(args, thread < kFirstKeyCopier ? 0 : 1).Run();
   } else if (thread < kFirstKeyCopier + kKeyCopiers) {
-    if constexpr (kHybrid) {
+    if constexpr (kForm == PersistentForm::kHybrid) {
       CopyMixers(args, thread - kFirstKeyCopier);
     } else {
       CopyKeys(args, thread - kFirstKeyCopier);
@@ -496,9 +421,12 @@ MARLIN_DEVICE void RunCopiers(const PersistentArguments& args) {
   }
 }
 
-template <CodeKind kKind, bool kHybrid>
+template <CodeKind kKind, PersistentForm kForm>
 __global__ void __launch_bounds__(kPersistentBlock, 1)
     PersistentKernel(const __grid_constant__ PersistentArguments args) {
+  constexpr bool kHybrid = kForm == PersistentForm::kHybrid;
+  using Block = std::conditional_t<kForm == PersistentForm::kRows, PersistentRows,
+                                   PersistentBlock<kHybrid>>;
   if (threadIdx.x == 0) {
     PersistentScratch& scratch = Tables{args}.Scratch();
     scratch.clock = args.clock[0];
@@ -510,25 +438,37 @@ __global__ void __launch_bounds__(kPersistentBlock, 1)
     }
   }
   if (threadIdx.x >= kPersistentThreads && threadIdx.x < kFirstKeyCopier) {
-    TileCopier<kHybrid>::InitBarriers(args);
+    TileCopier<kForm>::InitBarriers(args);
     FenceBarrierInit();
   }
   __syncthreads();
   if (threadIdx.x >= kPersistentThreads) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
-    RunCopiers<kHybrid>(args);
+    RunCopiers<kForm>(args);
     return;
   }
   asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
-  PersistentBlock<kHybrid> block(args);
+  Block block(args);
   block.Begin();
   block.template Run<kKind>();
 }
 
+template <typename Tiles, PersistentForm kForm>
+const void* PersistentFunction() {
+  return reinterpret_cast<const void*>(&PersistentKernel<Tiles::kCodes, kForm>);
+}
+
 template <typename Tiles>
 const void* PersistentKernels::Function(const Variant& variant) {
-  return variant.hybrid ? reinterpret_cast<const void*>(&PersistentKernel<Tiles::kCodes, true>)
-                        : reinterpret_cast<const void*>(&PersistentKernel<Tiles::kCodes, false>);
+  switch (variant.form) {
+    case PersistentForm::kToken:
+      return PersistentFunction<Tiles, PersistentForm::kToken>();
+    case PersistentForm::kHybrid:
+      return PersistentFunction<Tiles, PersistentForm::kHybrid>();
+    case PersistentForm::kRows:
+      return PersistentFunction<Tiles, PersistentForm::kRows>();
+  }
+  return nullptr;
 }
 
 }  // namespace marlin::cuda

@@ -32,6 +32,16 @@ inline constexpr int kMostChosenExperts = 16;
 inline constexpr int kMostRouterRows = 4;  ///< Per CTA.
 inline constexpr int kMostUnits = 16;      ///< Per phase and CTA: each output has a thread.
 
+/// The forms of the kernel: one token of attention layers; one of a model with gated delta nets; or
+/// the next tokens of several texts, whose rows are columns of the same MMAs.
+enum class PersistentForm : uint8_t { kToken, kHybrid, kRows };
+inline constexpr int kMostPersistentRows = 8;
+/// Selected experts of all rows; units of a CTA, whose numbers have a byte.
+inline constexpr int kMostTasks = kMostPersistentRows * kMostChosenExperts;
+inline constexpr int kMostRowUnits = 255 - kPersistentWarps;
+/// Floats of a row of a unit's sums: the lanes of a warp store to different banks.
+inline constexpr int kRowSumFloats = 36;
+
 /// A gated delta net: value features of a CTA, of which a warp has two; inputs of the convolution;
 /// the most features of a key.
 inline constexpr int kDeltaColumns = 2 * kPersistentWarps;
@@ -51,8 +61,8 @@ inline constexpr int kSegmentBits = 20;
 ///          [splits][copies][sides][strips]
 ///
 /// Every unit publishes its 32 sums, and their readers add the splits in their order. Which units
-/// and tiles a CTA has is computed by the host (persistent_plan.h): a division takes a hundred
-/// clocks.
+/// and tiles a CTA has is computed by the host (persistent_plan.h), as a division takes a hundred
+/// clocks; but those of experts that several rows have selected (persistent_deal.h).
 struct PhaseGemm {
   TileView weights;                   ///< The first side's; all sides have its layout.
   const uint8_t* up_tiles = nullptr;  ///< The second side's.
@@ -64,6 +74,9 @@ struct PhaseGemm {
   int sides = 1;                ///< 2: a gate and an up matrix.
   int copies = 1;               ///< Selected experts with outputs of their own.
   int segments = 1;             ///< Selected experts whose inputs are concatenated along k.
+  /// With several rows: the most experts that they select, of which each is multiplied once; the
+  /// copies or segments follow from those that they do select. 0: the phase is not one of experts.
+  int most_selected = 0;
   int segment_factor = 0;       ///< The segment of k-tile t is t * this >> kSegmentBits.
   int k_tiles = 0;              ///< In all segments.
   int splits = 1;
@@ -91,13 +104,16 @@ struct ScheduledUnit {
   uint32_t output = 0;  ///< Its first output, of its side.
   uint8_t copy = 0;
   uint8_t side = 0;
-  uint16_t warps = 0;        ///< A bit for every warp that has tiles of it.
-  uint32_t first_split = 0;  ///< 1: it adds the biases.
+  uint16_t warps = 0;       ///< A bit for every warp that has tiles of it.
+  uint8_t first_split = 0;  ///< 1: it adds the biases.
+  uint8_t first_warp = 0;   ///< With several rows: the warps that have tiles of it.
+  uint8_t end_warp = 0;
+  uint8_t padding = 0;
 };
 static_assert(sizeof(ScheduledUnit) == 16);
 
 /// The part of a CTA in a phase: the header, then units, then tiles, of which warp w has w, w + 16,
-/// w + 32 ...
+/// w + 32 ..., or with several rows the w-th part (TilesBefore).
 struct Schedule {
   int tiles = 0;
   int units = 0;
@@ -154,7 +170,7 @@ struct alignas(16) PersistentLayer {
 struct CacheGroup {
   int window = 0;  ///< 0: none.
   void* slabs[kMostCacheSlabs] = {};
-  const int32_t* block_table = nullptr;
+  const int32_t* block_table = nullptr;  ///< [rows][blocks]
   int blocks = 0;
   int slab_count = 0;
   uint32_t slab_pages = 1;
@@ -173,8 +189,9 @@ enum class LayerBarrier : uint8_t {
   kMlp,    ///< The weights of its other norm, the CTA's rows of the router, the experts' table.
   kKeys,
   kAllowed,  ///< The first of one for every phase, whose copies it allows.
+  kKeysAllowed = kAllowed + kPhases,  ///< With several rows.
 };
-inline constexpr int kLayerBarriers = 3 + kPhases;
+inline constexpr int kLayerBarriers = static_cast<int>(LayerBarrier::kKeysAllowed) + 1;
 
 /// Offsets in shared memory, in bytes. Attention's parts share the memory of the GEMMs' parts.
 struct PersistentShared {
@@ -187,10 +204,12 @@ struct PersistentShared {
   int logits = 0;     ///< f32 [experts]
   int rotations = 0;  ///< float2 [pairs]
   int scratch = 0;    ///< PersistentScratch
+  int rows = 0;       ///< RowsScratch
   int barriers = 0;   ///< The rings', [full, empty][warps][slots], then LayerBarriers.
   // GEMMs:
-  int activations = 0;  ///< bf16, [k of the CTA's units]
-  int sums = 0;         ///< f32 [units][warps][32]; the router's scores.
+  int activations = 0;  ///< bf16, [rows][k of the CTA's units]
+  int sums = 0;         ///< f32 [units][warps][32] or [units + warps][rows][kRowSumFloats]; the
+                        ///< router's scores.
   // Gated delta nets:
   int delta_rows = 0;  ///< f32 [2][hidden]: the CTA's rows of PersistentLayer::delta_rows.
   int kept = 0;        ///< f32 [kDeltaConvWidth - 1][channels]: the next row's earlier inputs.
@@ -254,13 +273,25 @@ struct PersistentScratch {
   double router[kPersistentWarps];
   alignas(16) float squares[kPersistentWarps];
   float dots[kMostRouterRows][kPersistentWarps];
-  int32_t ids[kMostChosenExperts];
-  float weights[kMostChosenExperts];
+  int32_t ids[kMostTasks];     ///< The selected experts; of several rows, each once.
+  float weights[kMostTasks];   ///< Of several rows: [rows][kMostChosenExperts].
   int router_rows;   ///< Rows of the router that the CTA has.
+  int row;           ///< Whose attention the CTA has a part of.
   int kv_head;       ///< The CTA's; kv_heads: it has no part in attention.
   int split;         ///< The CTA's part of the KV head's keys.
   int head;          ///< Whose features the CTA merges first.
   int head_kv_head;  ///< Its KV head.
+};
+
+/// The same, of several rows.
+struct RowsScratch {
+  float factors[kMostPersistentRows];  ///< Of the norm.
+  float dots[kMostRouterRows][kMostPersistentRows][kPersistentWarps];
+  int active_splits[kMostCacheGroups][kMostPersistentRows];  ///< As AttentionPart's.
+  int32_t chosen[kMostTasks];                      ///< [rows][kMostChosenExperts]
+  int tasks;                                       ///< Experts that any row has selected:
+  uint8_t task_rows[kMostTasks];                   ///< a bit for every row,
+  uint8_t places[kMostTasks][kMostPersistentRows];           ///< and the expert's place in its selection.
 };
 
 /// Offsets in an exchange buffer, in words.
@@ -272,6 +303,9 @@ struct PersistentExchange {
   int results = 0;                ///< Gated delta nets': [heads][value_dim]
   int squares = 0;                ///< [heads][kDeltaSquares]
   int logits = 0;
+  int inputs[2] = {};   ///< Of several rows, [rows][features]: the inputs of kQkv and kGates, times
+                        ///< the norm's weights,
+  int strips_squares[2] = {};  ///< and [rows][strips]: the sums of squares, without them.
   int arrived = 0;  ///< [CTAs]
   int words = 0;
 };
@@ -340,7 +374,7 @@ struct PersistentArguments {
   /// before the last one's.
   int first_phase = 0;
   int end_phase = 0;
-  float* hidden = nullptr;  ///< [features]: the residual, in and out.
+  float* hidden = nullptr;  ///< [rows][features]: the residual, in and out.
   int features = 0;
   int heads = 0;
   int kv_heads = 0;
@@ -353,7 +387,9 @@ struct PersistentArguments {
   int pairs = 0;
   float rotary_factor = 1;
   bool interleaved = false;
-  bool hybrid = false;       ///< As PersistentKernels::Variant.
+  PersistentForm form = PersistentForm::kToken;
+  int rows = 1;
+  int activation_stride = 0;  ///< Bytes of a row's activations.
   bool output_gate = false;  ///< As AttentionStep.
   unsigned key_groups = 0;   ///< A bit for every cache group of keys.
   int attention_layers = 0;  ///< In the run.
@@ -376,7 +412,7 @@ struct PersistentArguments {
   uint32_t* words = nullptr;  ///< Two exchange buffers.
   /// [kClocks]: layers that have run, over all launches; those with attention; with delta rules.
   uint32_t* clock = nullptr;
-  const int32_t* position = nullptr;
+  const int32_t* position = nullptr;  ///< [rows]
   CacheGroup groups[kMostCacheGroups];
   ErrorView errors;
 };
@@ -385,9 +421,9 @@ static_assert(sizeof(PersistentArguments) < 4000, "kernel parameters have 4 KB")
 /// The persistent kernels (plan/instances.def); their parameter is a PersistentArguments.
 struct PersistentKernels {
   struct Variant {
-    /// Layers mix by gated delta nets or, as the first and the last one, elsewhere. Else all have
-    /// attention.
-    bool hybrid;
+    /// kHybrid: layers mix by gated delta nets or, as the first and the last one, elsewhere. Else
+    /// all have attention.
+    PersistentForm form;
   };
   template <typename Tiles>
   static const void* Function(const Variant& variant);

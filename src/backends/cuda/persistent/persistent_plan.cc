@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "backends/cuda/decoder/decoder_layout.h"
+#include "backends/cuda/persistent/persistent_deal.h"
 #include "backends/cuda/plan/tile_problem.h"
 #include "base/checked.h"
 
@@ -15,21 +16,23 @@ namespace marlin::cuda {
 namespace {
 
 constexpr int kMostSplits = 8;
+constexpr int kMostRowSplits = 32;
+constexpr int kLeastRowSlots = 2;
+constexpr double kCostOfRowSplit = 0.2;  ///< In tiles of a CTA.
 constexpr int kMostKTiles = 1 << (kSegmentBits / 2);
 constexpr int kRegionAlignment = 128;
 constexpr int kRowPadding = 16;   ///< As in matrix_softmax.cuh.
 constexpr int kKeysOfStage = 16;  ///< As kWarpKeys.
 constexpr int kMergePadding = 8;  ///< As in persistent_attention.cuh.
 
-int UnitsOf(const PhaseGemm& gemm) { return gemm.splits * gemm.copies * gemm.sides * gemm.strips; }
+int UnitsOf(const PhaseGemm& gemm) {
+  const bool dealt = gemm.most_selected > 0 && gemm.segments == 1;
+  return gemm.splits * (dealt ? gemm.most_selected : gemm.copies) * gemm.sides * gemm.strips;
+}
 /// Whether a phase's activations are a norm's, which needs all k.
 bool IsNormalized(int phase) {
   return phase == static_cast<int>(Phase::kQkv) || phase == static_cast<int>(Phase::kGates);
 }
-int FirstUnit(const PhaseGemm& gemm, int block, int blocks) {
-  return static_cast<int>(int64_t{UnitsOf(gemm)} * block / blocks);
-}
-
 /// The time of a CTA beside its tiles, in tiles: `of_split` for every split, another sum that every
 /// CTA reads of each output that it needs; `of_input` for every k-tile of a split, whose inputs it
 /// gathers. A norm needs all inputs.
@@ -283,46 +286,68 @@ void SplitPhase(Phase phase, int blocks, PhaseGemm* gemm) {
   gemm->segment_factor = gemm->segments > 1 ? Ceil(1 << kSegmentBits, of_segment) : 0;
 }
 
-BlockSchedule ScheduleBlock(const PhaseGemm& gemm, int block, int blocks) {
-  BlockSchedule schedule;
-  const int of_copy = gemm.sides * gemm.strips;
-  const int of_split = gemm.copies * of_copy;
-  const int first = FirstUnit(gemm, block, blocks);
-  const int end = FirstUnit(gemm, block + 1, blocks);
-  for (int number = first; number < end; ++number) {
-    const int split = number / of_split;
-    const int copy = number % of_split / of_copy;
-    const int side = number % of_copy / gemm.strips;
-    const int strip = number % gemm.strips;
-    const int first_tile = split * gemm.tiles_of_split;
-    const int end_tile = std::min(first_tile + gemm.tiles_of_split, gemm.k_tiles);
-    if (number == first) schedule.header.first_k_tile = first_tile;
-    schedule.header.end_k_tile = end_tile;
-    ScheduledUnit unit;
-    unit.word = static_cast<uint32_t>(
-        split * gemm.columns + ((copy * gemm.sides + side) * gemm.strips + strip) * kStripOutputs);
-    unit.output = static_cast<uint32_t>(strip * kStripOutputs);
-    unit.copy = static_cast<uint8_t>(copy);
-    unit.side = static_cast<uint8_t>(side);
-    unit.first_split = split == 0 ? 1 : 0;
-    for (int tile = first_tile; tile < end_tile; ++tile) {
-      const int segment = tile / gemm.weights.tiles_of_strip;
-      const int of_segment = tile % gemm.weights.tiles_of_strip;
-      ScheduledTile scheduled;
-      const int selection = gemm.segments > 1 ? segment : copy;
-      const TileView& layout = selection == gemm.shared_selection ? gemm.shared : gemm.weights;
-      scheduled.offset = static_cast<uint32_t>(TileOffset(layout, strip, of_segment) / 16);
-      scheduled.k_tile = static_cast<uint16_t>(tile);
-      scheduled.unit = static_cast<uint8_t>(number - first);
-      scheduled.selection = static_cast<uint8_t>(selection) & 127;
-      scheduled.side = static_cast<uint8_t>(side) & 1;
-      unit.warps |= static_cast<uint16_t>(1U << schedule.tiles.size() % kPersistentWarps);
-      schedule.tiles.push_back(scheduled);
-    }
-    schedule.units.push_back(unit);
+namespace {
+
+void SetSplits(int splits, PhaseGemm* gemm) {
+  gemm->splits = splits;
+  gemm->tiles_of_split = Ceil(gemm->k_tiles, splits);
+  gemm->columns = gemm->copies * gemm->sides * gemm->strips * kStripOutputs;
+}
+
+/// Chooses the splits of the downs of several rows: even parts for all CTAs, each with no more than
+/// `span` k-tiles of activations where that is possible.
+void SplitDowns(int span, int blocks, PhaseGemm* gemm) {
+  int best = 0;
+  double least = 0;
+  for (int splits = 1; splits <= std::min(kMostRowSplits, gemm->k_tiles); ++splits) {
+    const int tiles = Ceil(gemm->k_tiles, splits);
+    // The units of a CTA may be of two splits.
+    const double over = std::max(2 * tiles - span, 0);
+    const double cost =
+        Ceil(gemm->strips * splits, blocks) * tiles + kCostOfRowSplit * splits + 1000.0 * over;
+    if (best > 0 && cost >= least) continue;
+    best = splits;
+    least = cost;
   }
-  schedule.header.units = end - first;
-  schedule.header.tiles = static_cast<int>(schedule.tiles.size());
+  SetSplits(best, gemm);
+}
+
+}  // namespace
+
+void SplitRows(int rows, const PersistentRouter& router, int blocks, PersistentLayer* layer) {
+  const auto gemm = [&](Phase phase) { return &layer->gemms[static_cast<int>(phase)]; };
+  // A strip's CTA has its part of the residual.
+  SetSplits(1, gemm(Phase::kOut));
+  PhaseGemm* const gates = gemm(Phase::kGates);
+  PhaseGemm* const down = gemm(Phase::kDown);
+  if (layer->experts != nullptr) {
+    gates->most_selected = std::min(rows * router.top_k, router.experts);
+    down->most_selected = gates->most_selected;
+    down->segments = std::max(gates->most_selected, 2);
+    down->k_tiles = down->most_selected * down->weights.tiles_of_strip;
+  }
+  if (layer->experts != nullptr) {
+    down->segment_factor = Ceil(1 << kSegmentBits, down->weights.tiles_of_strip);
+  }
+  SetSplits(1, gates);
+  const int span = std::max(gemm(Phase::kOut)->k_tiles, gates->k_tiles);
+  SplitDowns(span, blocks, down);
+}
+
+BlockSchedule ScheduleBlock(const PhaseGemm& gemm, int block, int blocks, int rows) {
+  const PhaseDeal deal(gemm, rows, gemm.most_selected, block, blocks);
+  BlockSchedule schedule;
+  schedule.header = deal.Header();
+  schedule.units.reserve(static_cast<size_t>(schedule.header.units));
+  schedule.tiles.reserve(static_cast<size_t>(schedule.header.tiles));
+  for (int unit = 0; unit < schedule.header.units; ++unit) {
+    schedule.units.push_back(deal.Unit(unit));
+  }
+  for (int number = 0; number < schedule.header.tiles; ++number) {
+    schedule.tiles.push_back(deal.Tile(number));
+    schedule.units[schedule.tiles.back().unit].warps |=
+        static_cast<uint16_t>(1U << number % kPersistentWarps);
+  }
   return schedule;
 }
 
@@ -332,7 +357,7 @@ namespace {
 auto KeyOf(const PhaseGemm& gemm) {
   return std::tuple(gemm.strips, gemm.sides, gemm.copies, gemm.segments, gemm.k_tiles, gemm.splits,
                     gemm.tiles_of_split, gemm.weights.tiles_of_strip, gemm.weights.tile_bytes,
-                    gemm.shared_selection, gemm.shared.tile_bytes);
+                    gemm.shared_selection, gemm.shared.tile_bytes, gemm.most_selected);
 }
 
 /// The parts of all CTAs in a phase, and their place in a CTA's schedules.
@@ -343,14 +368,18 @@ struct PhaseSchedule {
   int bytes = 0;
 };
 
-PhaseSchedule SchedulePhase(const PhaseGemm& gemm, int blocks) {
+PhaseSchedule SchedulePhase(const PhaseGemm& gemm, int blocks, int rows) {
   PhaseSchedule phase;
   size_t units = 0;
   size_t tiles = 0;
   for (int block = 0; block < blocks; ++block) {
-    const BlockSchedule& made = phase.blocks.emplace_back(ScheduleBlock(gemm, block, blocks));
+    BlockSchedule& made = phase.blocks.emplace_back(ScheduleBlock(gemm, block, blocks, rows));
     units = std::max(units, made.units.size());
     tiles = std::max(tiles, made.tiles.size());
+    if (gemm.most_selected == 0) continue;
+    // The kernel fills them in.
+    made.units.clear();
+    made.tiles.clear();
   }
   phase.tiles_at = static_cast<int>(sizeof(Schedule) + units * sizeof(ScheduledUnit));
   for (BlockSchedule& made : phase.blocks) made.header.tiles_at = phase.tiles_at;
@@ -382,7 +411,7 @@ void CopyTo(uint8_t* to, const PhaseSchedule& phase, const BlockSchedule& block)
 
 }  // namespace
 
-Schedules ScheduleLayers(std::span<PersistentLayer> layers, int blocks) {
+Schedules ScheduleLayers(std::span<PersistentLayer> layers, int blocks, int rows) {
   std::map<decltype(KeyOf(PhaseGemm())), int> offsets;
   std::vector<PhaseSchedule> phases;
   Schedules made;
@@ -392,7 +421,7 @@ Schedules ScheduleLayers(std::span<PersistentLayer> layers, int blocks) {
       const auto [found, inserted] = offsets.emplace(KeyOf(gemm), made.bytes);
       gemm.schedule = found->second;
       if (inserted) {
-        phases.push_back(SchedulePhase(gemm, blocks));
+        phases.push_back(SchedulePhase(gemm, blocks, rows));
         phases.back().offset = made.bytes;
         made.bytes += phases.back().bytes;
       }
@@ -427,13 +456,18 @@ void LayOutExchange(const LargestLayer& most, int blocks, PersistentArguments* a
     at.phases[phase] = exchange.Take(most.words[phase]);
     at.phase_words[phase] = most.words[phase];
   }
-  at.attention = exchange.Take(int64_t{args->kv_heads} * args->attention_splits * args->group *
+  const int64_t rows = args->rows;
+  at.attention = exchange.Take(rows * args->kv_heads * args->attention_splits * args->group *
                                (args->value_dim + 4));
   const PersistentDelta& delta = args->delta;
-  at.mixed = exchange.Take(int64_t{args->heads} * args->value_dim);
+  at.mixed = exchange.Take(rows * args->heads * args->value_dim);
   at.results = exchange.Take(int64_t{delta.value_heads} * delta.value_dim);
   at.squares = exchange.Take(int64_t{delta.value_heads} * kDeltaSquares);
-  at.logits = exchange.Take(args->router.rows());
+  at.logits = exchange.Take(rows * args->router.rows());
+  for (int i = 0; rows > 1 && i < 2; ++i) {
+    at.inputs[i] = exchange.Take(rows * args->features);
+    at.strips_squares[i] = exchange.Take(rows * Ceil(args->features, kStripOutputs));
+  }
   at.arrived = exchange.Take(blocks);
   at.words = static_cast<int>(exchange.end());
 }
@@ -442,7 +476,7 @@ void LayOutExchange(const LargestLayer& most, int blocks, PersistentArguments* a
 bool LayOutShared(const LargestLayer& most, int blocks, int shared_bytes,
                   PersistentArguments* args) {
   const int64_t experts = args->router.experts;
-  const int teams = TeamsOf(args->hybrid);
+  const int teams = TeamsOf(args->form == PersistentForm::kHybrid);
   const int key_row = args->key_dim * 2 + kRowPadding;
   const int value_row = args->value_dim * 2 + kRowPadding;
   Offsets shared;
@@ -486,6 +520,43 @@ bool LayOutShared(const LargestLayer& most, int blocks, int shared_bytes,
   return args->slots >= kLowSlots && at.bytes <= shared_bytes;
 }
 
+/// The same with several rows: keys have the memory of activations and sums, whose weights have all
+/// of the ring.
+bool LayOutRows(const LargestLayer& most, int blocks, int shared_bytes, PersistentArguments* args) {
+  const int64_t experts = args->router.experts;
+  const int64_t rows = args->rows;
+  const int key_row = args->key_dim * 2 + kRowPadding;
+  const int value_row = args->value_dim * 2 + kRowPadding;
+  const int strips = Ceil(args->features, kStripOutputs);
+  Offsets shared;
+  PersistentShared& at = args->shared;
+  at.residual = shared.Take(Ceil(strips, blocks) * rows * kStripOutputs * 4);
+  at.router = shared.Take(int64_t{Ceil(args->router.rows(), blocks)} * args->features * 4);
+  at.layers = shared.Take(2 * int64_t{sizeof(PersistentLayer)});
+  at.experts = shared.Take(args->router.table() * int64_t{sizeof(PersistentExpert)});
+  at.schedules = shared.Take(args->schedule_bytes);
+  at.logits = shared.Take((rows + 1) * RoundUp(experts, int64_t{4}) * 4);
+  at.rotations = shared.Take(int64_t{args->pairs} * 8);
+  at.scratch = shared.Take(sizeof(PersistentScratch));
+  at.rows = shared.Take(sizeof(RowsScratch));
+  at.barriers = shared.Take((2 * kPersistentWarps * kMostSlots + kLayerBarriers) * 8);
+  Offsets attention = shared;
+  args->activation_stride = most.span * kTileK * 2 + kRowPadding;
+  at.activations = shared.Take(rows * args->activation_stride);
+  at.sums = shared.Take(std::max((most.units + kPersistentWarps) * rows * kRowSumFloats * 4,
+                                 experts * 2 * int64_t{sizeof(double)}));
+  at.queries = attention.Take(int64_t{2} * kMostGroupHeads * key_row);
+  at.fresh = attention.Take((args->key_dim + args->value_dim) * 2);
+  at.keys = attention.Take(
+      std::max(kMostTeams * kKeysOfStage * (key_row + value_row),
+               (kMostTeams * args->group * (2 + args->value_dim + kMergePadding) + 4) * 4));
+  at.ring = static_cast<int>(std::max(shared.end(), attention.end()));
+  const int64_t slot = int64_t{kPersistentWarps} * args->slot_bytes;
+  args->slots = static_cast<int>(std::min<int64_t>((shared_bytes - at.ring) / slot, kMostSlots));
+  at.bytes = static_cast<int>(at.ring + args->slots * slot);
+  return args->slots >= kLeastRowSlots;
+}
+
 }  // namespace
 
 std::optional<PersistentArguments> LayOutPersistent(const PersistentArguments& shape,
@@ -493,6 +564,7 @@ std::optional<PersistentArguments> LayOutPersistent(const PersistentArguments& s
                                                     const Schedules& schedules, int blocks,
                                                     int shared_bytes) {
   PersistentArguments args = shape;
+  const int rows = args.rows;
   args.schedule_bytes = schedules.bytes;
   LargestLayer most = {.span = schedules.span};
   for (const PersistentLayer& layer : layers) {
@@ -501,22 +573,26 @@ std::optional<PersistentArguments> LayOutPersistent(const PersistentArguments& s
       most.units = std::max(most.units, Ceil(UnitsOf(gemm), blocks));
       most.tiles = std::max(most.tiles, gemm.k_tiles);
       if (IsNormalized(phase)) most.span = std::max(most.span, gemm.k_tiles);
-      most.words[phase] = std::max(most.words[phase], gemm.splits * gemm.columns);
+      most.words[phase] = std::max(most.words[phase], gemm.splits * rows * gemm.columns);
       args.slot_bytes =
           std::max({args.slot_bytes, gemm.weights.tile_bytes, gemm.shared.tile_bytes});
     }
   }
-  if (most.units > kMostUnits || most.tiles > kMostKTiles) return std::nullopt;
+  if (most.units > (rows > 1 ? kMostRowUnits : kMostUnits) || most.tiles > kMostKTiles) {
+    return std::nullopt;
+  }
   if (args.kv_heads > 0) {
     args.group = args.heads / args.kv_heads;
-    args.attention_splits = std::max(blocks / args.kv_heads, 1);
+    args.attention_splits = std::max(blocks / (rows * args.kv_heads), 1);
   }
-  if (args.kv_heads > blocks || args.delta.value_heads * args.delta.slices > blocks ||
+  if (rows * args.kv_heads > blocks || args.delta.value_heads * args.delta.slices > blocks ||
       Ceil(args.router.rows(), blocks) > kMostRouterRows) {
     return std::nullopt;
   }
   LayOutExchange(most, blocks, &args);
-  if (!LayOutShared(most, blocks, shared_bytes, &args)) return std::nullopt;
+  const bool fits = rows > 1 ? LayOutRows(most, blocks, shared_bytes, &args)
+                             : LayOutShared(most, blocks, shared_bytes, &args);
+  if (!fits) return std::nullopt;
   return args;
 }
 

@@ -46,14 +46,18 @@ Support SupportsLayer(const LayerSteps& steps, int64_t hidden);
 /// Chooses the splits of a phase whose other fields are set, and fills in what follows from them.
 void SplitPhase(Phase phase, int blocks, PhaseGemm* gemm);
 
+/// The same for all phases of a layer with `rows`, whose single row's splits are chosen.
+void SplitRows(int rows, const PersistentRouter& router, int blocks, PersistentLayer* layer);
+
 /// The CTAs' parts of a phase.
 struct BlockSchedule {
   Schedule header;
   std::vector<ScheduledUnit> units;
   std::vector<ScheduledTile> tiles;
 };
-/// The part of CTA `block` of `blocks`. Precondition: no more units than kMostUnits.
-BlockSchedule ScheduleBlock(const PhaseGemm& gemm, int block, int blocks);
+/// The part of CTA `block` of `blocks`. Precondition: no more units than kMostUnits, or than
+/// kMostRowUnits with several rows.
+BlockSchedule ScheduleBlock(const PhaseGemm& gemm, int block, int blocks, int rows = 1);
 
 /// The schedules of all phases of all layers, [blocks][bytes]; sets the offsets of the layers'.
 struct Schedules {
@@ -61,7 +65,7 @@ struct Schedules {
   int bytes = 0;  ///< Per CTA.
   int span = 1;   ///< The most k-tiles whose activations a CTA gathers.
 };
-Schedules ScheduleLayers(std::span<PersistentLayer> layers, int blocks);
+Schedules ScheduleLayers(std::span<PersistentLayer> layers, int blocks, int rows = 1);
 
 /// Fills in everything that follows from a shape and its layers, on a device of `blocks`
 /// multiprocessors with `shared_bytes` each. Nothing, if that does not fit.

@@ -77,7 +77,8 @@ struct LogitRouter {
 /// inlined, it does not push the rest out of the instruction cache.
 static __device__ __noinline__ void RouteAnyhow(const PersistentArguments& args,
                                                 const PersistentLayer& layer, int* keys,
-                                                PersistentScratch& scratch) {
+                                                int32_t* ids, float* weights) {
+  PersistentScratch& scratch = Tables{args}.Scratch();
   auto* const logits = reinterpret_cast<float*>(keys);
   for (int e = static_cast<int>(threadIdx.x); e < args.router.experts; e += kPersistentThreads) {
     logits[e] = OfKey(keys[e]);
@@ -85,8 +86,8 @@ static __device__ __noinline__ void RouteAnyhow(const PersistentArguments& args,
   SyncFirst<kPersistentThreads>();
   RouterArguments router;
   router.logits = logits;
-  router.ids = scratch.ids;
-  router.weights = scratch.weights;
+  router.ids = ids;
+  router.weights = weights;
   router.bias = layer.choice_bias;
   router.tokens = 1;
   router.experts = args.router.experts;
@@ -151,7 +152,7 @@ class ExpertChoice {
     }
     if constexpr (kHybrid) WeighShared();
     if (SyncFirstAny<kPersistentThreads>(!is_plain)) {
-      RouteAnyhow(args_, layer_, keys, Scratch());
+      RouteAnyhow(args_, layer_, keys, Scratch().ids, Scratch().weights);
     } else {
       const LogitRouter router{args_.router, keys, Scratch().ids};
       router.Select();

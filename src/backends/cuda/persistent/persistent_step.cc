@@ -23,62 +23,46 @@
 namespace marlin::cuda {
 namespace {
 
+/// What the kernel reads of the layers, for a number of rows.
+struct PersistentForRows {
+  PersistentArguments arguments;
+  const void* function = nullptr;
+  DeviceMemory layers;
+  DeviceMemory schedules;
+};
+
+/// The layers of a number of rows, and how the kernel runs them.
+struct PersistentPlan {
+  std::vector<PersistentLayer> layers;
+  Schedules schedules = {};
+  PersistentArguments arguments = {};
+};
+
 class PersistentSteps final : public FusedOperations {
  public:
   PersistentSteps(std::shared_ptr<DeviceHandle> device, const ValueErrors& errors, int blocks)
       : device_(std::move(device)), errors_(errors), blocks_(blocks) {}
 
-  /// Uploads what the kernel reads.
-  Status Load(PersistentDescription& model, const Schedules& schedules,
-              const PersistentArguments& args, bool hybrid) {
+  /// Uploads what the kernel reads. `plans`: of one row, then of as many as there are.
+  Status Load(const PersistentDescription& model, std::span<PersistentPlan> plans) {
     const DeviceScope scope(device_->index);
-    arguments_ = args;
-    function_ = FunctionOf<PersistentKernels>({model.kind()}, {hybrid});
-    MARLIN_RETURN_IF_ERROR(Check(AllowAllShared(function_), "persistent"));
-    const auto layer_bytes = static_cast<int64_t>(model.layers().size() * sizeof(PersistentLayer));
+    const PersistentArguments& shape = plans[0].arguments;
     const auto expert_bytes =
         static_cast<int64_t>(model.experts().size() * sizeof(PersistentExpert));
-    const int64_t features = args.features;
-    MARLIN_ASSIGN_OR_RETURN(routers_, LoadRows(model.routers(), features));
-    MARLIN_ASSIGN_OR_RETURN(delta_rows_, LoadRows(model.delta_rows(), features));
+    MARLIN_ASSIGN_OR_RETURN(routers_, LoadRows(model.routers(), shape.features));
+    MARLIN_ASSIGN_OR_RETURN(delta_rows_, LoadRows(model.delta_rows(), shape.features));
     if (expert_bytes > 0) {
       MARLIN_ASSIGN_OR_RETURN(experts_, DeviceMemory::Allocate(device_, expert_bytes));
       MARLIN_RETURN_IF_ERROR(Upload(experts_, model.experts().data(), expert_bytes));
     }
-    int64_t routed = 0;
-    int64_t deltas = 0;
-    for (PersistentLayer& layer : model.layers()) {
-      if (layer.delta_rows != nullptr) {
-        layer.delta_rows = reinterpret_cast<const float*>(delta_rows_.data()) +
-                           deltas++ * 2 * args.delta.value_heads * features;
-      }
-      if (layer.experts == nullptr) continue;
-      layer.experts =
-          reinterpret_cast<const PersistentExpert*>(experts_.data()) + routed * args.router.table();
-      layer.router =
-          reinterpret_cast<const float*>(routers_.data()) + routed * args.router.rows() * features;
-      ++routed;
-    }
-    MARLIN_ASSIGN_OR_RETURN(layers_, DeviceMemory::Allocate(device_, layer_bytes));
-    MARLIN_RETURN_IF_ERROR(Upload(layers_, model.layers().data(), layer_bytes));
-    if (!hybrid) MARLIN_RETURN_IF_ERROR(CopyHeadNorms(model.layers()));
-    const auto schedule_bytes = static_cast<int64_t>(schedules.data.size());
-    MARLIN_ASSIGN_OR_RETURN(schedules_, DeviceMemory::Allocate(device_, schedule_bytes));
-    MARLIN_RETURN_IF_ERROR(Upload(schedules_, schedules.data.data(), schedule_bytes));
-    arguments_.schedules = schedules_.data();
-    arguments_.layers = reinterpret_cast<const PersistentLayer*>(layers_.data());
-    arguments_.layer_count = static_cast<int>(model.layers().size());
-    const PersistentLayer& last = model.layers().back();
-    const bool ends = last.mlp_norm == nullptr;
-    arguments_.first_phase = static_cast<int>(
-        model.layers().front().attention_norm == nullptr ? Phase::kOut : Phase::kQkv);
-    arguments_.end_phase = arguments_.layer_count * kPhases - (ends ? kPhases - 1 : 0);
-    arguments_.errors = errors_.view();
+    for (PersistentPlan& plan : plans) MARLIN_RETURN_IF_ERROR(LoadPlan(model.kind(), &plan));
     return Check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   }
 
+  /// The rows are the next tokens of as many sequences.
   bool Takes(const StepValues& values) const override {
-    if (values.rows() != 1 || values.first_rows.dim(0) != 2) return false;
+    const int64_t rows = values.rows();
+    if (Find(rows) == nullptr || values.first_rows.dim(0) != rows + 1) return false;
     const DType mixed = values.mixed.dtype();
     if (mixed != DType::kBf16 && mixed != DType::kF32) return false;
     return values.pages.size() <= kMostCacheGroups &&
@@ -90,8 +74,9 @@ class PersistentSteps final : public FusedOperations {
   Status Run(const StepValues& values, void* stream) const override {
     MARLIN_RETURN_IF_ERROR(device_->errors.Lost());
     const DeviceScope scope(device_->index);
-    PersistentArguments args = arguments_;
-    MARLIN_ASSIGN_OR_RETURN(args.words, WordsOf(static_cast<cudaStream_t>(stream)));
+    const PersistentForRows& found = *Find(values.rows());
+    PersistentArguments args = found.arguments;
+    MARLIN_ASSIGN_OR_RETURN(args.words, WordsOf(static_cast<cudaStream_t>(stream), args));
     args.clock = args.words + 2 * args.exchange.words;
     args.hidden = values.hidden.As<float>();
     args.position = values.positions.As<int32_t>();
@@ -109,7 +94,7 @@ class PersistentSteps final : public FusedOperations {
       group.block_table = pages.block_tables.As<int32_t>();
       group.blocks = static_cast<int>(pages.block_tables.dim(1));
     }
-    return Check(Launch(args, static_cast<cudaStream_t>(stream)), "persistent");
+    return Check(Launch(args, found.function, static_cast<cudaStream_t>(stream)), "persistent");
   }
 
  private:
@@ -121,10 +106,65 @@ class PersistentSteps final : public FusedOperations {
                  "cudaMemcpy");
   }
 
+  /// Null: the kernel takes no such number of rows.
+  const PersistentForRows* Find(int64_t rows) const {
+    const auto found = std::ranges::find(
+        plans_, rows, [](const PersistentForRows& plan) { return plan.arguments.rows; });
+    return found == plans_.end() ? nullptr : &*found;
+  }
+
+  Status LoadPlan(CodeKind kind, PersistentPlan* plan) {
+    PersistentForRows loaded;
+    PersistentArguments& args = loaded.arguments;
+    args = plan->arguments;
+    loaded.function = FunctionOf<PersistentKernels>({kind}, {args.form});
+    MARLIN_RETURN_IF_ERROR(Check(AllowAllShared(loaded.function), "persistent"));
+    SetAddresses(args, plan->layers);
+    const auto layer_bytes = static_cast<int64_t>(plan->layers.size() * sizeof(PersistentLayer));
+    MARLIN_ASSIGN_OR_RETURN(loaded.layers, DeviceMemory::Allocate(device_, layer_bytes));
+    MARLIN_RETURN_IF_ERROR(Upload(loaded.layers, plan->layers.data(), layer_bytes));
+    if (args.form != PersistentForm::kHybrid) {
+      MARLIN_RETURN_IF_ERROR(CopyHeadNorms(plan->layers, args.key_dim, loaded.layers));
+    }
+    const auto schedule_bytes = static_cast<int64_t>(plan->schedules.data.size());
+    MARLIN_ASSIGN_OR_RETURN(loaded.schedules, DeviceMemory::Allocate(device_, schedule_bytes));
+    MARLIN_RETURN_IF_ERROR(Upload(loaded.schedules, plan->schedules.data.data(), schedule_bytes));
+    args.schedules = loaded.schedules.data();
+    args.layers = reinterpret_cast<const PersistentLayer*>(loaded.layers.data());
+    args.layer_count = static_cast<int>(plan->layers.size());
+    const bool ends = plan->layers.back().mlp_norm == nullptr;
+    args.first_phase = static_cast<int>(plan->layers.front().attention_norm == nullptr
+                                            ? Phase::kOut
+                                            : Phase::kQkv);
+    args.end_phase = args.layer_count * kPhases - (ends ? kPhases - 1 : 0);
+    args.errors = errors_.view();
+    plans_.push_back(std::move(loaded));
+    return {};
+  }
+
+  /// Sets the layers' parts of the memory that all numbers of rows share.
+  void SetAddresses(const PersistentArguments& args, std::span<PersistentLayer> layers) const {
+    int64_t routed = 0;
+    int64_t deltas = 0;
+    for (PersistentLayer& layer : layers) {
+      if (layer.delta_rows != nullptr) {
+        layer.delta_rows = reinterpret_cast<const float*>(delta_rows_.data()) +
+                           deltas++ * 2 * args.delta.value_heads * args.features;
+      }
+      if (layer.experts == nullptr) continue;
+      layer.experts =
+          reinterpret_cast<const PersistentExpert*>(experts_.data()) + routed * args.router.table();
+      layer.router = reinterpret_cast<const float*>(routers_.data()) +
+                     routed * args.router.rows() * args.features;
+      ++routed;
+    }
+  }
+
   /// Puts the norms of queries and keys in the layers' tables.
-  Status CopyHeadNorms(std::span<const PersistentLayer> layers) {
-    auto* const tables = reinterpret_cast<PersistentLayer*>(layers_.data());
-    const auto bytes = static_cast<size_t>(arguments_.key_dim) * sizeof(float);
+  Status CopyHeadNorms(std::span<const PersistentLayer> layers, int key_dim,
+                       const DeviceMemory& to) const {
+    auto* const tables = reinterpret_cast<PersistentLayer*>(to.data());
+    const auto bytes = static_cast<size_t>(key_dim) * sizeof(float);
     for (size_t i = 0; i < layers.size(); ++i) {
       for (const int side : {0, 1}) {
         const float* const norm = side == 0 ? layers[i].query_norm : layers[i].key_norm;
@@ -155,14 +195,14 @@ class PersistentSteps final : public FusedOperations {
     return memory;
   }
 
-  /// The exchange buffers of a stream: launches on one stream follow each other.
-  Result<uint32_t*> WordsOf(cudaStream_t stream) const {
+  /// The exchange buffers of a stream and a number of rows: launches on one stream follow each
+  /// other, and every launch writes all words.
+  Result<uint32_t*> WordsOf(cudaStream_t stream, const PersistentArguments& args) const {
     const std::lock_guard lock(mutex_);
-    DeviceMemory& memory = words_[stream];
+    DeviceMemory& memory = words_[{stream, args.rows}];
     if (memory.data() == nullptr) {
       const AllowAllocation allow;
-      const auto bytes =
-          (2 * int64_t{arguments_.exchange.words} + kClocks) * int64_t{sizeof(uint32_t)};
+      const auto bytes = (2 * int64_t{args.exchange.words} + kClocks) * int64_t{sizeof(uint32_t)};
       MARLIN_ASSIGN_OR_RETURN(memory, DeviceMemory::Allocate(device_, bytes));
       const std::vector<uint8_t> zeros(static_cast<size_t>(bytes));
       MARLIN_RETURN_IF_ERROR(Upload(memory, zeros.data(), bytes));
@@ -173,7 +213,7 @@ class PersistentSteps final : public FusedOperations {
   }
 
   /// Cooperative: the CTAs wait for each other.
-  cudaError_t Launch(PersistentArguments& args, cudaStream_t stream) const {
+  cudaError_t Launch(PersistentArguments& args, const void* function, cudaStream_t stream) const {
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(static_cast<unsigned>(blocks_));
     config.blockDim = dim3(kPersistentBlock);
@@ -185,21 +225,18 @@ class PersistentSteps final : public FusedOperations {
     config.attrs = &cooperative;
     config.numAttrs = 1;
     void* parameters[] = {&args};
-    return cudaLaunchKernelExC(&config, function_, parameters);
+    return cudaLaunchKernelExC(&config, function, parameters);
   }
 
   const std::shared_ptr<DeviceHandle> device_;
   const ValueErrors& errors_;
   const int blocks_;
-  PersistentArguments arguments_;
-  const void* function_ = nullptr;
-  DeviceMemory layers_;
-  DeviceMemory schedules_;
+  std::vector<PersistentForRows> plans_;
   DeviceMemory experts_;
   DeviceMemory routers_;
   DeviceMemory delta_rows_;
   mutable std::mutex mutex_;
-  mutable std::map<cudaStream_t, DeviceMemory> words_;
+  mutable std::map<std::pair<cudaStream_t, int>, DeviceMemory> words_;
 };
 
 /// Whether any layer has a gated delta net.
@@ -211,6 +248,36 @@ bool IsHybrid(const StepDescription& step) {
 
 int64_t LayerOf(const LayerSteps& steps) {
   return steps.out != nullptr ? steps.out->layer : steps.project->layer;
+}
+
+/// The plan of one row; nothing if it does not fit.
+std::optional<PersistentPlan> PlanOne(const PersistentDescription& model,
+                                      const DeviceShape& shape) {
+  PersistentPlan plan = {.layers = model.layers()};
+  plan.schedules = ScheduleLayers(plan.layers, shape.multiprocessors);
+  const std::optional<PersistentArguments> args = LayOutPersistent(
+      model.shape(), plan.layers, plan.schedules, shape.multiprocessors, shape.shared_bytes);
+  if (!args.has_value()) return std::nullopt;
+  plan.arguments = *args;
+  return plan;
+}
+
+/// The same of several rows.
+std::optional<PersistentPlan> PlanRows(int rows, const PersistentDescription& model,
+                                       const DeviceShape& shape) {
+  PersistentPlan plan = {.layers = model.layers()};
+  PersistentArguments of_rows = model.shape();
+  of_rows.form = PersistentForm::kRows;
+  of_rows.rows = rows;
+  for (PersistentLayer& layer : plan.layers) {
+    SplitRows(rows, of_rows.router, shape.multiprocessors, &layer);
+  }
+  plan.schedules = ScheduleLayers(plan.layers, shape.multiprocessors, rows);
+  const std::optional<PersistentArguments> args = LayOutPersistent(
+      of_rows, plan.layers, plan.schedules, shape.multiprocessors, shape.shared_bytes);
+  if (!args.has_value()) return std::nullopt;
+  plan.arguments = *args;
+  return plan;
 }
 
 FusedRun Refuse(int64_t layer, const Support& support) {
@@ -254,15 +321,20 @@ Result<FusedRun> FusePersistent(const std::shared_ptr<DeviceHandle>& device,
       (count == operations.size() || !std::holds_alternative<HeadStep>(operations[count]))) {
     return Refuse(first, {"later layers of other operations"});
   }
-  if (FunctionOf<PersistentKernels>({model.kind()}, {hybrid}) == nullptr) {
+  const PersistentForm form = model.shape().form;
+  if (FunctionOf<PersistentKernels>({model.kind()}, {form}) == nullptr) {
     return Refuse(first, {"codes that it does not read"});
   }
-  const Schedules schedules = ScheduleLayers(model.layers(), shape.multiprocessors);
-  const std::optional<PersistentArguments> args = LayOutPersistent(
-      model.shape(), model.layers(), schedules, shape.multiprocessors, shape.shared_bytes);
-  if (!args.has_value()) return Refuse(first, {"phases that do not fit in shared memory"});
+  std::vector<PersistentPlan> plans;
+  std::optional<PersistentPlan> one = PlanOne(model, shape);
+  if (!one.has_value()) return Refuse(first, {"phases that do not fit in shared memory"});
+  plans.push_back(*std::move(one));
+  for (int rows = 2; !hybrid && rows <= kMostPersistentRows; ++rows) {
+    std::optional<PersistentPlan> more = PlanRows(rows, model, shape);
+    if (more.has_value()) plans.push_back(*std::move(more));
+  }
   auto run = std::make_unique<PersistentSteps>(device, errors, shape.multiprocessors);
-  MARLIN_RETURN_IF_ERROR(run->Load(model, schedules, *args, hybrid));
+  MARLIN_RETURN_IF_ERROR(run->Load(model, plans));
   return FusedRun{count, std::move(run), {}};
 }
 

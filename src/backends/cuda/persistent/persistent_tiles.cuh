@@ -1,14 +1,17 @@
 // The GEMMs of the persistent kernel: which tiles a warp multiplies, the rings of copies, which run
 // ahead of the MMAs into the next phase, and the sums of a unit.
 //
-//   The tiles of a CTA's units are numbered; warp w has numbers w, w + 16, w + 32 ... One more warp
-//   copies them in this order, phase after phase, up to the last one that it is allowed: the
-//   experts' tiles are not known before the router has chosen. Copies are issued after a gather,
+//   The tiles of a CTA's units are numbered; warp w has numbers w, w + 16, w + 32 ..., or with
+//   several rows adjacent ones. More warps copy them in this order, phase after phase, up to the
+//   last one that they are allowed: the experts' tiles are not known before the router has chosen. Copies are issued after a gather,
 //   never before one: a multiprocessor's requests are served in order, and polls would wait behind
 //   them.
 #pragma once
 
+#include <type_traits>
+
 #include "backends/cuda/gemm/gemv/gemv_kernel.cuh"
+#include "backends/cuda/persistent/persistent_deal.h"
 #include "backends/cuda/persistent/persistent_layout.h"
 
 namespace marlin::cuda {
@@ -75,10 +78,11 @@ MARLIN_DEVICE const ScheduledUnit& UnitAt(const Schedule& schedule, int number) 
   return reinterpret_cast<const ScheduledUnit*>(&schedule + 1)[number];
 }
 
-/// Stores four adjacent activations, in the place of quad number `quad`.
-MARLIN_DEVICE void StoreActivations(const PersistentArguments& args, int quad, const float4& v) {
-  reinterpret_cast<uint2*>(Memory() + args.shared.activations)[quad] = {Bf16x2::Pack(v.x, v.y),
-                                                                        Bf16x2::Pack(v.z, v.w)};
+/// Stores four adjacent activations of a row, in the place of quad number `quad`.
+MARLIN_DEVICE void StoreActivations(const PersistentArguments& args, int quad, const float4& v,
+                                    int row = 0) {
+  uint8_t* const first = Memory() + args.shared.activations + row * args.activation_stride;
+  reinterpret_cast<uint2*>(first)[quad] = {Bf16x2::Pack(v.x, v.y), Bf16x2::Pack(v.z, v.w)};
 }
 
 /// The factor of the norm whose inputs' squares the warps have summed.
@@ -169,7 +173,7 @@ MARLIN_DEVICE void AllowCopies(const PersistentArguments& args, Phase phase) {
 
 /// A warp that copies half of the warps' tiles, one warp's per lane; the first one also the layers'
 /// tables. Two issue twice as fast as one.
-template <bool kHybrid>
+template <PersistentForm kForm>
 class TileCopier {
  public:
   MARLIN_DEVICE TileCopier(const PersistentArguments& args, int half)
@@ -216,6 +220,9 @@ class TileCopier {
 
  private:
   static constexpr int kWarps = kPersistentWarps / 2;
+  static constexpr bool kHybrid = kForm == PersistentForm::kHybrid;
+  /// With several rows, the CTA that has a strip of the residual has its part of the norms.
+  static constexpr bool kHasNorms = kForm != PersistentForm::kRows;
 
   static MARLIN_DEVICE int Lane() { return static_cast<int>(threadIdx.x) & 31; }
   MARLIN_DEVICE int FirstWarp() const { return half_ * kWarps; }
@@ -232,7 +239,7 @@ class TileCopier {
     constexpr int kBytes = sizeof(PersistentLayer);
     const int row_bytes = args.features * 4;
     const float* const norm = from->attention_norm;
-    int rows = kHybrid && norm == nullptr ? 0 : 1;
+    int rows = !kHasNorms || (kHybrid && norm == nullptr) ? 0 : 1;
     const float* delta_rows = nullptr;
     if constexpr (kHybrid) {
       delta_rows =
@@ -267,8 +274,10 @@ class TileCopier {
     const bool routes = layer.experts != nullptr;
     const int rows = routes ? tables_.Scratch().router_rows : 0;
     const int expert_bytes = routes ? args.router.table() * int{sizeof(PersistentExpert)} : 0;
-    ArriveExpecting(barrier, (1 + rows) * row_bytes + expert_bytes);
-    CopyBulk(base + args.shared.norms + row_bytes, layer.mlp_norm, row_bytes, barrier);
+    ArriveExpecting(barrier, ((kHasNorms ? 1 : 0) + rows) * row_bytes + expert_bytes);
+    if constexpr (kHasNorms) {
+      CopyBulk(base + args.shared.norms + row_bytes, layer.mlp_norm, row_bytes, barrier);
+    }
     if (!routes) return;
     CopyBulk(base + args.shared.experts, layer.experts, expert_bytes, barrier);
 #pragma unroll 1
@@ -281,21 +290,42 @@ class TileCopier {
   MARLIN_DEVICE void CopyPhase(int phase) {
     const PhaseGemm& gemm = tables_.GemmOf(phase);
     const Schedule& schedule = tables_.ScheduleOf(gemm);
-    const bool is_low = SlotOrder::IsLow(phase);
-    order_.Begin(phase, tables_.args.slots);
+    if constexpr (kForm == PersistentForm::kRows) {
+      CopyParts(phase, gemm, schedule);
+    } else {
+      const bool is_low = SlotOrder::IsLow(phase);
+      order_.Begin(phase, tables_.args.slots);
 #pragma unroll 1
-    for (int first = FirstWarp(); first < schedule.tiles; first += kPersistentWarps) {
-      if (Lane() < kWarps && first + Lane() < schedule.tiles) {
-        const ScheduledTile tile = TileAt(schedule, first + Lane());
-        const uint8_t* const from = tables_.Find(phase, tile);
-        const int bytes = Tables::LayoutOf<kHybrid>(gemm, tile).tile_bytes;
-        const SlotOrder::Use use = order_.Next(is_low, tables_.args.slots);
-        Wait(ring_.Empty(use.slot), use.parity ^ 1);
-        ArriveExpecting(ring_.Full(use.slot), bytes);
-        CopyBulk(ring_.Slot(use.slot), from, bytes, ring_.Full(use.slot));
+      for (int first = FirstWarp(); first < schedule.tiles; first += kPersistentWarps) {
+        if (Lane() < kWarps && first + Lane() < schedule.tiles) {
+          Copy(phase, gemm, TileAt(schedule, first + Lane()), is_low);
+        }
+        __syncwarp();
+      }
+    }
+  }
+  /// Every warp's part of the tiles (TilesBefore), which is the same or one more.
+  MARLIN_DEVICE void CopyParts(int phase, const PhaseGemm& gemm, const Schedule& schedule) {
+    const int warp = FirstWarp() + Lane() % kWarps;
+    const int first = TilesBefore(warp, schedule.tiles);
+    const int count = TilesBefore(warp + 1, schedule.tiles) - first;
+    const int most = (schedule.tiles + kPersistentWarps - 1) / kPersistentWarps;
+#pragma unroll 1
+    for (int i = 0; i < most; ++i) {
+      if (Lane() < kWarps && i < count) {
+        Copy(phase, gemm, TileAt(schedule, first + i), false);
       }
       __syncwarp();
     }
+  }
+  MARLIN_DEVICE void Copy(int phase, const PhaseGemm& gemm, const ScheduledTile& tile,
+                          bool is_low) {
+    const uint8_t* const from = tables_.Find(phase, tile);
+    const int bytes = Tables::LayoutOf<kHybrid>(gemm, tile).tile_bytes;
+    const SlotOrder::Use use = order_.Next(is_low, tables_.args.slots);
+    Wait(ring_.Empty(use.slot), use.parity ^ 1);
+    ArriveExpecting(ring_.Full(use.slot), bytes);
+    CopyBulk(ring_.Slot(use.slot), from, bytes, ring_.Full(use.slot));
   }
 
   const Tables tables_;
@@ -332,34 +362,60 @@ class TileRing {
   int slot_ = 0;
 };
 
+/// The sums of the CTA's units.
+MARLIN_DEVICE float* SumsOf(const PersistentArguments& args) {
+  return reinterpret_cast<float*>(Memory() + args.shared.sums);
+}
+
 /// Multiplies a warp's tiles of a phase, and stores its part of each unit's sums.
 /// `activations`: of the CTA's first k-tile, `first_tile`, in shared memory. `kGroups`: as
 /// TileProduct::Run.
-template <CodeKind kKind, ParameterUse kUse, bool kHybrid, int kGroups = 0>
-MARLIN_DEVICE void MultiplyTiles(const PhaseGemm& gemm, const Schedule& schedule,
-                                 uint32_t activations, int first_tile, bool is_low, float* sums,
-                                 TileRing& ring) {
+template <CodeKind kKind, ParameterUse kUse, PersistentForm kForm, int kGroups = 0>
+MARLIN_DEVICE void MultiplyTiles(const PersistentArguments& args, const PhaseGemm& gemm,
+                                 const Schedule& schedule, uint32_t activations, int first_tile,
+                                 bool is_low, float* sums, TileRing& ring) {
   using T = Bf16x2;
+  constexpr bool kRows = kForm == PersistentForm::kRows;
   const int lane = static_cast<int>(threadIdx.x) & 31;
   const int warp = static_cast<int>(threadIdx.x) >> 5;
   const TileLane tile_lane(lane);
   const DecodeTable<kKind, T> table(gemm.weights);
   const ParameterMode mode = ParameterModeOf<kKind, T>(gemm.weights);
+  constexpr float kUnit = GroupSums<kKind, T, kUse>::kUnit;
   float acc[2][1][4] = {};
   int open = -1;
   const auto flush = [&] {
-    if ((lane & 3) != 0) return;
-    float* const mine = sums + (open * kPersistentWarps + warp) * kStripOutputs + (lane >> 2);
-    constexpr float kUnit = GroupSums<kKind, T, kUse>::kUnit;
+    if constexpr (kRows) {
+      // The unit's columns are the rows; see ScheduledUnit::first_warp.
+      float* const mine = sums + (open + warp) * args.rows * kRowSumFloats + (lane >> 2);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      mine[r * 16] = acc[r][0][0] * kUnit;
-      mine[r * 16 + 8] = acc[r][0][2] * kUnit;
+      for (int e = 0; e < 2; ++e) {
+        const int row = (lane & 3) * 2 + e;
+        if (row >= args.rows) break;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          mine[row * kRowSumFloats + r * 16] = acc[r][0][e] * kUnit;
+          mine[row * kRowSumFloats + r * 16 + 8] = acc[r][0][2 + e] * kUnit;
+        }
+      }
+    } else {
+      if ((lane & 3) != 0) return;
+      float* const mine = sums + (open * kPersistentWarps + warp) * kStripOutputs + (lane >> 2);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        mine[r * 16] = acc[r][0][0] * kUnit;
+        mine[r * 16 + 8] = acc[r][0][2] * kUnit;
+      }
     }
   };
-  const int tiles = schedule.tiles;
+  const int first = kRows ? TilesBefore(warp, schedule.tiles) : warp;
+  const int tiles = kRows ? TilesBefore(warp + 1, schedule.tiles) : schedule.tiles;
+  constexpr int kStep = kRows ? 1 : kPersistentWarps;
+  uint32_t mine = activations + (lane >> 3) * 16;
+  // Columns that no row has are multiplied by the first one's values, and not stored.
+  if (kRows && (lane & 7) < args.rows) mine += (lane & 7) * args.activation_stride;
 #pragma unroll 1
-  for (int number = warp; number < tiles; number += kPersistentWarps) {
+  for (int number = first; number < tiles; number += kStep) {
     const ScheduledTile tile = TileAt(schedule, number);
     if (tile.unit != open) {
       if (open >= 0) flush();
@@ -370,14 +426,39 @@ MARLIN_DEVICE void MultiplyTiles(const PhaseGemm& gemm, const Schedule& schedule
         for (int e = 0; e < 4; ++e) acc[r][0][e] = 0.0f;
       }
     }
-    const uint32_t rows[1] = {activations + (lane >> 3) * 16 +
-                              (tile.k_tile - first_tile) * (kTileK * 2)};
+    const uint32_t rows[1] = {mine + (tile.k_tile - first_tile) * (kTileK * 2)};
     const uint32_t at = ring.Await(is_low);
     TileProduct<kKind, T, kUse, 1, 1>::template Run<kGroups>(
-        at, Tables::LayoutOf<kHybrid>(gemm, tile), rows, tile_lane, mode, table, acc,
-        [&] { ring.Release(); });
+        at, Tables::LayoutOf<kForm == PersistentForm::kHybrid>(gemm, tile), rows, tile_lane, mode,
+        table, acc, [&] { ring.Release(); });
   }
   if (open >= 0) flush();
+}
+
+/// The products of the CTA's tiles. `first_tile`: of k, with which the activations begin.
+template <CodeKind kKind, PersistentForm kForm>
+MARLIN_DEVICE void MultiplyPhase(const PersistentArguments& args, int phase,
+                                 const Schedule& schedule, int first_tile, TileRing& ring) {
+  const PhaseGemm& gemm = Tables{args}.GemmOf(phase);
+  const bool is_low = kForm != PersistentForm::kRows && SlotOrder::IsLow(phase);
+  const uint32_t activations = SharedAddress(Memory()) + args.shared.activations;
+  const auto multiply = [&](auto use, auto groups) {
+    MultiplyTiles<kKind, use, kForm, groups>(args, gemm, schedule, activations, first_tile, is_low,
+                                             SumsOf(args), ring);
+  };
+  // The most common case has code without tests for the ends of groups.
+  constexpr std::integral_constant<int, 0> kAnyGroups;
+  constexpr std::integral_constant<int, 2> kTwoGroups;
+  const bool has_two = gemm.weights.groups_per_tile == 2 && gemm.shared_selection < 0;
+  if (gemm.use == ParameterUse::kOneScale) {
+    multiply(std::integral_constant<ParameterUse, ParameterUse::kOneScale>(), kAnyGroups);
+  } else if (gemm.use == ParameterUse::kScales && has_two) {
+    multiply(std::integral_constant<ParameterUse, ParameterUse::kScales>(), kTwoGroups);
+  } else if (gemm.use == ParameterUse::kScales) {
+    multiply(std::integral_constant<ParameterUse, ParameterUse::kScales>(), kAnyGroups);
+  } else {
+    multiply(std::integral_constant<ParameterUse, ParameterUse::kAll>(), kAnyGroups);
+  }
 }
 
 /// The sum of a unit's output over the warps that had its tiles, in their order.

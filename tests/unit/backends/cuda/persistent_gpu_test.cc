@@ -198,6 +198,43 @@ class PersistentOnGpu : public ::testing::TestWithParam<Case> {
     return logits;
   }
 
+  /// The logits of `rows` texts of different lengths, each a token in every pass, for `tokens`
+  /// passes: [tokens, rows, vocab].
+  static std::vector<float> DecodeTogether(const Model& model, int rows, int tokens) {
+    constexpr int kLengths[] = {300, 1, 1500, 17, 40, 129, 64, 7};
+    std::vector<std::vector<int32_t>> texts;
+    std::vector<Sequence> sequences;
+    for (int row = 0; row < rows; ++row) {
+      std::vector<int32_t>& text = texts.emplace_back(static_cast<size_t>(kLengths[row] + tokens));
+      for (size_t i = 0; i < text.size(); ++i) {
+        text[i] = static_cast<int32_t>((i * i * 31 + i * 17 + 5 + static_cast<size_t>(row) * 11) %
+                                       kVocab);
+      }
+      sequences.push_back(*model.NewSequence());
+      std::vector<float> logits(kVocab);
+      const SequenceInput input{&sequences.back(),
+                                std::span(text).first(static_cast<size_t>(kLengths[row])), false};
+      const MutableTensorView out(logits.data(), DType::kF32, {1, kVocab});
+      const Status status = model.Forward({&input, 1}, out);
+      EXPECT_TRUE(status.ok()) << status.message();
+    }
+    std::vector<float> logits(static_cast<size_t>(tokens * rows * kVocab));
+    for (int token = 0; token < tokens; ++token) {
+      std::vector<SequenceInput> inputs;
+      for (int row = 0; row < rows; ++row) {
+        const auto at = static_cast<size_t>(row);
+        inputs.push_back({&sequences[at],
+                          std::span(texts[at]).subspan(static_cast<size_t>(kLengths[row] + token), 1),
+                          false});
+      }
+      float* const first = logits.data() + int64_t{token} * rows * kVocab;
+      const Status status =
+          model.Forward(inputs, MutableTensorView(first, DType::kF32, {rows, kVocab}));
+      EXPECT_TRUE(status.ok()) << status.message();
+    }
+    return logits;
+  }
+
   /// The same; of a model with states, at least 28 tokens, four at a time: an expert that is
   /// selected otherwise changes all later tokens of its part, but not the median.
   static std::vector<float> DecodeInParts(const Model& model, int prompt, int tokens) {
@@ -258,6 +295,31 @@ TEST_P(PersistentOnGpu, IsAsNearToFp32AsTheOperations) {
                reference);
     // Nothing depends on timing.
     EXPECT_EQ(DecodeInParts(persistent, prompt, tokens), mine);
+  }
+}
+
+TEST_P(PersistentOnGpu, RowsAreAsNearToFp32AsTheOperations) {
+  const Device with = Open(true);
+  const Device without = Open(false);
+  const Model persistent = Load(with);
+  const Model chain = Load(without);
+  const Model exact = Load(without, true);
+  const bool runs = !GetParam().format.starts_with("nf") && !IsSparse() && HasPersistentKernel(with);
+  for (const int rows : {2, 3, 5, 8}) {
+    SCOPED_TRACE(fmt::format("{} rows", rows));
+    constexpr int kTokens = 12;
+    const std::vector<float> wanted = DecodeTogether(exact, rows, kTokens);
+    const std::vector<float> mine = DecodeTogether(persistent, rows, kTokens);
+    const std::vector<float> others = DecodeTogether(chain, rows, kTokens);
+    const double distance = Distance(mine, wanted);
+    const double reference = Distance(others, wanted);
+    EXPECT_LT(distance, 1.5 * reference + 1e-3);
+    if (runs && !GetParam().config.contains("linear_num_key_heads")) {
+      EXPECT_NE(mine, others) << "the persistent kernel did not run";
+    }
+    fmt::print("{} {} rows: {:.2e}, operations {:.2e}\n", GetParam().name, rows, distance,
+               reference);
+    EXPECT_EQ(DecodeTogether(persistent, rows, kTokens), mine);
   }
 }
 

@@ -1,0 +1,231 @@
+// The selection of experts by several rows in the persistent kernel, and the tasks that follow from
+// it: every selected expert is multiplied once, with the rows as columns.
+#pragma once
+
+#include "backends/cuda/persistent/persistent_deal.h"
+#include "backends/cuda/persistent/persistent_router.cuh"
+
+namespace marlin::cuda {
+
+MARLIN_DEVICE RowsScratch& RowsOf(const PersistentArguments& args) {
+  return *reinterpret_cast<RowsScratch*>(Memory() + args.shared.rows);
+}
+
+/// The top-k selection of a row by logits alone, as LogitRouter, by one warp.
+class RowSelection {
+ public:
+  /// `keys`: KeyOf the logits, in shared memory; of no more than 1024 experts.
+  MARLIN_DEVICE RowSelection(const PersistentRouter& options, const int* keys)
+      : options_(options), keys_(keys) {
+    uint32_t taken = 0;  // A bit for every expert of the lane that was selected.
+#pragma unroll 1
+    for (int place = 0; place < options.top_k; ++place) {
+      int best = kLeast;
+      int its = 0;
+#pragma unroll 4
+      for (int i = 0; 32 * i + Lane() < options.experts; ++i) {
+        const int key = (taken >> i & 1) != 0 ? kLeast : keys[32 * i + Lane()];
+        its = key > best ? i : its;
+        best = max(best, key);
+      }
+      const int most = __reduce_max_sync(~0u, best);
+      // Ties go to the lower expert.
+      const int mine = best == most ? 32 * its + Lane() : kNone;
+      const int expert = __reduce_min_sync(~0u, mine);
+      if (mine == expert) taken |= 1u << its;
+      if (Lane() == 0) largest_ = place == 0 ? most : largest_;
+      if (Lane() == place) {
+        id_ = expert;
+        key_ = most;
+      }
+    }
+    largest_ = __shfl_sync(~0u, largest_, 0);
+  }
+
+  /// Stores the experts and their weights: see LogitRouter::Weigh.
+  MARLIN_DEVICE void Store(int32_t* ids, float* weights) const {
+    const auto weight = [&](int key) { return Exp2((OfKey(key) - OfKey(largest_)) * kLog2E); };
+    const bool of_chosen = options_.normalize || options_.scoring == kSoftmaxOfChosen;
+    const float mine = Lane() < options_.top_k ? weight(key_) : 0.0f;
+    float sum = of_chosen ? mine : 0.0f;
+    if (!of_chosen) {
+#pragma unroll 1
+      for (int e = Lane(); e < options_.experts; e += 32) sum += weight(keys_[e]);
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+    const float scale = __fdividef(static_cast<float>(options_.scaling_factor), sum);
+    if (Lane() >= options_.top_k) return;
+    ids[Lane()] = id_;
+    weights[Lane()] = mine * scale;
+  }
+
+ private:
+  static constexpr int kLeast = -0x7fffffff - 1;
+  static constexpr int kNone = 0x7fffffff;
+
+  static MARLIN_DEVICE int Lane() { return static_cast<int>(threadIdx.x) & 31; }
+
+  const PersistentRouter& options_;
+  const int* keys_;
+  int id_ = 0;  ///< The lane's place in the selection.
+  int key_ = 0;
+  int largest_ = 0;
+};
+
+/// The selections of a layer's experts by all rows.
+class RowsChoice {
+ public:
+  /// `logits`: the words of all rows.
+  MARLIN_DEVICE RowsChoice(const PersistentArguments& args, const PersistentLayer& layer,
+                           uint32_t* logits, uint32_t tag)
+      : args_(args),
+        layer_(layer),
+        logits_(logits),
+        tag_(tag),
+        thread_(static_cast<int>(threadIdx.x)) {}
+
+  /// As ExpertChoice.
+  MARLIN_DEVICE void PublishLogits() const {
+    const int router_row = thread_ / kMostPersistentRows;
+    const int row = thread_ % kMostPersistentRows;
+    if (router_row >= Tables{args_}.Scratch().router_rows || row >= args_.rows) return;
+    const int expert = static_cast<int>(blockIdx.x) + router_row * static_cast<int>(gridDim.x);
+    float logit = layer_.router_bias != nullptr ? layer_.router_bias[expert] : 0.0f;
+    if (layer_.router != nullptr) {
+      float dot = 0.0f;
+#pragma unroll
+      for (int warp = 0; warp < kPersistentWarps; ++warp) {
+        dot += RowsOf(args_).dots[router_row][row][warp];
+      }
+      logit = __fmaf_rn(dot, RowsOf(args_).factors[row], logit);
+    }
+    PublishWord(logits_ + row * args_.router.experts + expert, logit, tag_);
+  }
+
+  /// Gathers the logits, and selects every row's experts and their weights. Called by all threads;
+  /// ends with a barrier.
+  MARLIN_DEVICE void Route() const {
+    bool is_plain = args_.router.groups == 1 && layer_.choice_bias == nullptr &&
+                    args_.router.scoring != kSigmoid;
+    is_plain = GatherLogits() && is_plain;
+    RowsScratch& rows = RowsOf(args_);
+    float* const weights = Tables{args_}.Scratch().weights;
+    if (SyncFirstAny<kPersistentThreads>(!is_plain)) {
+#pragma unroll 1
+      for (int row = 0; row < args_.rows; ++row) {
+        RouteAnyhow(args_, layer_, KeysOf(row), rows.chosen + row * kMostChosenExperts,
+                    weights + row * kMostChosenExperts);
+      }
+      return;
+    }
+    const int row = thread_ / 32;
+    if (row < args_.rows) {
+      const RowSelection selection(args_.router, KeysOf(row));
+      selection.Store(rows.chosen + row * kMostChosenExperts, weights + row * kMostChosenExperts);
+    }
+    SyncFirst<kPersistentThreads>();
+  }
+
+  /// Finds the tasks: the experts that any row has selected, in their order. Called by all threads,
+  /// after a barrier after Route; ends with one.
+  MARLIN_DEVICE void FindTasks() const {
+    RowsScratch& rows = RowsOf(args_);
+    const int row = thread_ / kMostChosenExperts;
+    const int place = thread_ % kMostChosenExperts;
+    const bool selects = row < args_.rows && place < args_.router.top_k;
+    const int expert = selects ? rows.chosen[thread_] : 0;
+    if (selects) atomicOr(Masks() + expert, 1u << row);
+    SyncFirst<kPersistentThreads>();
+    if (thread_ < 32) NumberTasks();
+    SyncFirst<kPersistentThreads>();
+    if (selects) rows.places[Masks()[expert] >> kTaskAt][row] = static_cast<uint8_t>(place);
+  }
+
+ private:
+  /// In a word of the masks: the rows that have selected the expert, then its task.
+  static constexpr int kTaskAt = 8;
+  static_assert(kMostPersistentRows <= kTaskAt);
+
+  MARLIN_DEVICE int Stride() const { return (args_.router.experts + 3) / 4 * 4; }
+  MARLIN_DEVICE int* KeysOf(int row) const {
+    return reinterpret_cast<int*>(Memory() + args_.shared.logits) + row * Stride();
+  }
+  MARLIN_DEVICE uint32_t* Masks() const { return reinterpret_cast<uint32_t*>(KeysOf(args_.rows)); }
+
+  /// Returns whether all that the thread has gathered are finite.
+  MARLIN_DEVICE bool GatherLogits() const {
+    constexpr int kAtOnce = 4;
+    const int experts = args_.router.experts;
+    bool finite = true;
+#pragma unroll 1
+    for (int first = thread_; first < args_.rows * experts; first += kAtOnce * kPersistentThreads) {
+      uint32_t words[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int at = first + i * kPersistentThreads;
+        if (at < args_.rows * experts) words[i] = PollWord(logits_ + at);
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int at = first + i * kPersistentThreads;
+        if (at >= args_.rows * experts) break;
+        const float logit = AwaitWord(logits_ + at, words[i], tag_);
+        finite = finite && isfinite(logit);
+        const int row = at / experts;
+        KeysOf(row)[at - row * experts] = KeyOf(logit);
+      }
+    }
+    for (int e = thread_; e < experts; e += kPersistentThreads) Masks()[e] = 0;
+    return finite;
+  }
+
+  MARLIN_DEVICE void NumberTasks() const {
+    RowsScratch& rows = RowsOf(args_);
+    int32_t* const ids = Tables{args_}.Scratch().ids;
+    int count = 0;
+#pragma unroll 1
+    for (int first = 0; first < args_.router.experts; first += 32) {
+      const int expert = first + thread_;
+      const uint32_t mask = expert < args_.router.experts ? Masks()[expert] : 0;
+      const uint32_t selected = __ballot_sync(~0u, mask != 0);
+      const int task = count + __popc(selected & ((1u << thread_) - 1));
+      if (mask != 0) {
+        ids[task] = expert;
+        rows.task_rows[task] = static_cast<uint8_t>(mask);
+        Masks()[expert] = mask | static_cast<uint32_t>(task) << kTaskAt;
+      }
+      count += __popc(selected);
+    }
+    if (thread_ == 0) rows.tasks = count;
+  }
+
+  const PersistentArguments& args_;
+  const PersistentLayer& layer_;
+  uint32_t* logits_;
+  uint32_t tag_;
+  int thread_;
+};
+
+/// Fills in the CTA's schedule of a phase of experts, of which `tasks` are selected. Called by all
+/// threads.
+MARLIN_DEVICE void DealTasks(const PersistentArguments& args, const PhaseGemm& gemm, int tasks) {
+  const auto thread = static_cast<int>(threadIdx.x);
+  uint8_t* const place = Memory() + args.shared.schedules + gemm.schedule;
+  auto* const schedule = reinterpret_cast<Schedule*>(place);
+  const PhaseDeal deal(gemm, args.rows, tasks, static_cast<int>(blockIdx.x),
+                       static_cast<int>(gridDim.x));
+  const Schedule header = deal.Header();
+  auto* const units = reinterpret_cast<ScheduledUnit*>(schedule + 1);
+  auto* const tiles = reinterpret_cast<ScheduledTile*>(place + schedule->tiles_at);
+  if (thread == 0) {
+    schedule->tiles = header.tiles;
+    schedule->units = header.units;
+    schedule->first_k_tile = header.first_k_tile;
+    schedule->end_k_tile = header.end_k_tile;
+  }
+  for (int i = thread; i < header.units; i += kPersistentThreads) units[i] = deal.Unit(i);
+  for (int i = thread; i < header.tiles; i += kPersistentThreads) tiles[i] = deal.Tile(i);
+}
+
+}  // namespace marlin::cuda
