@@ -20,6 +20,18 @@ MARLIN_HOST_DEVICE int WarpOfTile(int tile, int tiles) {
   return (kPersistentWarps * (tile + 1) - 1) / tiles;
 }
 
+/// a / b, of numbers below 2^24 that are not negative: on a GPU in a fraction of a division's time.
+MARLIN_HOST_DEVICE int QuotientOf(int a, int b) {
+#ifdef __CUDA_ARCH__
+  const int quotient =
+      static_cast<int>(__fdividef(static_cast<float>(a), static_cast<float>(b)));
+  const int rest = a - quotient * b;
+  return quotient + (rest >= b ? 1 : 0) - (rest < 0 ? 1 : 0);
+#else
+  return a / b;
+#endif
+}
+
 /// The part of CTA `block` of `blocks` in a phase.
 class PhaseDeal {
  public:
@@ -33,30 +45,35 @@ class PhaseDeal {
     of_copy_ = gemm.sides * gemm.strips;
     of_split_ = copies * of_copy_;
     k_tiles_ = in_segments ? selected * gemm.weights.tiles_of_strip : gemm.k_tiles;
-    tiles_of_split_ = (k_tiles_ + gemm.splits - 1) / gemm.splits;
+    tiles_of_split_ = QuotientOf(k_tiles_ + gemm.splits - 1, gemm.splits);
     const int units = gemm.splits * of_split_;
-    first_ = units * block / blocks;
-    end_ = units * (block + 1) / blocks;
+    first_ = QuotientOf(units * block, blocks);
+    end_ = QuotientOf(units * (block + 1), blocks);
     tiles_before_ = TilesBeforeUnit(first_);
     tiles_ = TilesBeforeUnit(end_) - tiles_before_;
   }
 
+  /// Without the place of the tiles.
   MARLIN_HOST_DEVICE Schedule Header() const {
     Schedule header;
     header.units = end_ - first_;
     header.tiles = tiles_;
+    header.first_unit = first_;
+    header.tiles_before = tiles_before_;
+    header.tiles_of_split = tiles_of_split_;
+    header.k_tiles = k_tiles_;
     if (tiles_ == 0) return header;
-    header.first_k_tile = first_ / of_split_ * tiles_of_split_;
-    header.end_k_tile = FirstTile((end_ - 1) / of_split_ + 1);
+    header.first_k_tile = FirstTile(SplitOf(first_));
+    header.end_k_tile = FirstTile(SplitOf(end_ - 1) + 1);
     return header;
   }
 
-  /// Unit `local` of the CTA's; without the warps that have its tiles.
+  /// Unit `local` of the CTA's.
   MARLIN_HOST_DEVICE ScheduledUnit Unit(int local) const {
     const int number = first_ + local;
-    const int split = number / of_split_;
+    const int split = SplitOf(number);
     const int of_split = number - split * of_split_;
-    const int copy = of_split / of_copy_;
+    const int copy = QuotientOf(of_split, of_copy_);
     const int of_copy = of_split - copy * of_copy_;
     const int side = of_copy >= gemm_.strips ? 1 : 0;
     const int strip = of_copy - side * gemm_.strips;
@@ -68,7 +85,7 @@ class PhaseDeal {
     unit.side = static_cast<uint8_t>(side);
     unit.first_split = split == 0 ? 1 : 0;
     const int first = TilesBeforeUnit(number) - tiles_before_;
-    const int end = TilesBeforeUnit(number + 1) - tiles_before_;
+    const int end = first + FirstTile(split + 1) - FirstTile(split);
     if (rows_ > 1 && first < end) {
       unit.first_warp = static_cast<uint8_t>(WarpOfTile(first, tiles_));
       unit.end_warp = static_cast<uint8_t>(WarpOfTile(end - 1, tiles_) + 1);
@@ -76,44 +93,20 @@ class PhaseDeal {
     return unit;
   }
 
-  /// Tile `local` of the CTA's: unit after unit, and along k in each.
-  MARLIN_HOST_DEVICE ScheduledTile Tile(int local) const {
-    const int before = tiles_before_ + local;
-    // All splits before the tile's are full.
-    const int split = before / (of_split_ * tiles_of_split_);
-    const int first = FirstTile(split);
-    const int length = FirstTile(split + 1) - first;
-    const int of_split = before - first * of_split_;
-    const int unit = of_split / length;
-    const int k_tile = first + of_split - unit * length;
-    const int copy = unit / of_copy_;
-    const int of_copy = unit - copy * of_copy_;
-    const int side = of_copy >= gemm_.strips ? 1 : 0;
-    const int strip = of_copy - side * gemm_.strips;
-    const int segment = k_tile / gemm_.weights.tiles_of_strip;
-    const int selection = gemm_.segments > 1 ? segment : copy;
-    const TileView& layout = selection == gemm_.shared_selection ? gemm_.shared : gemm_.weights;
-    ScheduledTile tile;
-    tile.offset = static_cast<uint32_t>(
-        TileOffset(layout, strip, k_tile - segment * gemm_.weights.tiles_of_strip) / 16);
-    tile.k_tile = static_cast<uint16_t>(k_tile);
-    tile.unit = static_cast<uint8_t>(split * of_split_ + unit - first_);
-    tile.selection = static_cast<uint8_t>(selection) & 127;
-    tile.side = static_cast<uint8_t>(side) & 1;
-    return tile;
-  }
-
  private:
+  MARLIN_HOST_DEVICE int SplitOf(int unit) const {
+    if (gemm_.splits == 1) return 0;
+    return QuotientOf(unit, of_split_);
+  }
   /// Where a split begins along k.
   MARLIN_HOST_DEVICE int FirstTile(int split) const {
     const int first = split * tiles_of_split_;
     return first < k_tiles_ ? first : k_tiles_;
   }
   MARLIN_HOST_DEVICE int TilesBeforeUnit(int number) const {
-    const int split = number / of_split_;
+    const int split = SplitOf(number);
     const int first = FirstTile(split);
-    return first * of_split_ +
-           (number - split * of_split_) * (FirstTile(split + 1) - first);
+    return first * of_split_ + (number - split * of_split_) * (FirstTile(split + 1) - first);
   }
 
   const PhaseGemm& gemm_;
@@ -127,6 +120,78 @@ class PhaseDeal {
   int end_;
   int tiles_before_;
   int tiles_;
+};
+
+/// Walks through the tiles of a CTA: unit after unit, and along k in each.
+class TileWalk {
+ public:
+  /// Begins with tile `local` of the CTA's, which it has.
+  MARLIN_HOST_DEVICE TileWalk(const PhaseGemm& gemm, const Schedule& schedule, int local)
+      : gemm_(gemm), schedule_(schedule) {
+    const int of_copy = gemm.sides * gemm.strips;
+    // Without splits, there may be other copies than the phase says.
+    const int units = gemm.copies * of_copy;
+    const int before = schedule.tiles_before + local;
+    const int split =
+        gemm.splits == 1 ? 0 : QuotientOf(before, units * schedule.tiles_of_split);
+    SetSplit(split * schedule.tiles_of_split);
+    const int of_split = before - first_ * units;
+    const int number = QuotientOf(of_split, end_ - first_);
+    k_tile_ = first_ + of_split - number * (end_ - first_);
+    unit_ = split * units + number - schedule.first_unit;
+    copy_ = QuotientOf(number, of_copy);
+    of_copy_ = number - copy_ * of_copy;
+  }
+
+  MARLIN_HOST_DEVICE void Advance() {
+    if (++k_tile_ < end_) return;
+    ++unit_;
+    if (++of_copy_ == gemm_.sides * gemm_.strips) {
+      of_copy_ = 0;
+      ++copy_;
+      if (gemm_.splits > 1 && copy_ == gemm_.copies) {
+        copy_ = 0;
+        SetSplit(end_);
+      }
+    }
+    k_tile_ = first_;
+  }
+
+  MARLIN_HOST_DEVICE int unit() const { return unit_; }
+  MARLIN_HOST_DEVICE int k_tile() const { return k_tile_; }
+  MARLIN_HOST_DEVICE ScheduledTile Tile() const {
+    const int side = of_copy_ >= gemm_.strips ? 1 : 0;
+    const int segment =
+        gemm_.segments > 1 ? k_tile_ * gemm_.segment_factor >> kSegmentBits : 0;
+    const int selection = gemm_.segments > 1 ? segment : copy_;
+    const TileView& layout = selection == gemm_.shared_selection ? gemm_.shared : gemm_.weights;
+    ScheduledTile tile;
+    tile.offset = static_cast<uint32_t>(
+        TileOffset(layout, of_copy_ - side * gemm_.strips,
+                   k_tile_ - segment * gemm_.weights.tiles_of_strip) /
+        16);
+    tile.k_tile = static_cast<uint16_t>(k_tile_);
+    tile.unit = static_cast<uint8_t>(unit_);
+    tile.selection = static_cast<uint8_t>(selection) & 127;
+    tile.side = static_cast<uint8_t>(side) & 1;
+    return tile;
+  }
+
+ private:
+  MARLIN_HOST_DEVICE void SetSplit(int first) {
+    first_ = first;
+    const int end = first + schedule_.tiles_of_split;
+    end_ = end < schedule_.k_tiles ? end : schedule_.k_tiles;
+  }
+
+  const PhaseGemm& gemm_;
+  const Schedule& schedule_;
+  int first_;  ///< The split's part of k.
+  int end_;
+  int k_tile_;
+  int unit_;
+  int copy_;
+  int of_copy_;  ///< The unit, of its copy's.
 };
 
 }  // namespace marlin::cuda

@@ -39,6 +39,7 @@ inline constexpr int kMostPersistentRows = 8;
 /// Selected experts of all rows; units of a CTA, whose numbers have a byte.
 inline constexpr int kMostTasks = kMostPersistentRows * kMostChosenExperts;
 inline constexpr int kMostRowUnits = 255 - kPersistentWarps;
+inline constexpr int kMostRowSplits = 32;
 /// Floats of a row of a unit's sums: the lanes of a warp store to different banks.
 inline constexpr int kRowSumFloats = 36;
 
@@ -113,13 +114,18 @@ struct ScheduledUnit {
 static_assert(sizeof(ScheduledUnit) == 16);
 
 /// The part of a CTA in a phase: the header, then units, then tiles, of which warp w has w, w + 16,
-/// w + 32 ..., or with several rows the w-th part (TilesBefore).
+/// w + 32 ... With several rows there is no table of tiles: a warp has the w-th part of them
+/// (TilesBefore), and finds them itself (TileWalk).
 struct Schedule {
   int tiles = 0;
   int units = 0;
   int first_k_tile = 0;  ///< The activations that the CTA needs, in tiles of k.
   int end_k_tile = 0;
   int tiles_at = 0;  ///< Offset of the tiles from here.
+  int first_unit = 0;
+  int tiles_before = 0;  ///< Of the phase, before the CTA's.
+  int tiles_of_split = 0;
+  int k_tiles = 0;
   int padding[3] = {};
 };
 static_assert(sizeof(Schedule) % 16 == 0);
@@ -196,7 +202,8 @@ inline constexpr int kLayerBarriers = static_cast<int>(LayerBarrier::kKeysAllowe
 /// Offsets in shared memory, in bytes. Attention's parts share the memory of the GEMMs' parts.
 struct PersistentShared {
   int residual = 0;   ///< f32 [hidden]
-  int norms = 0;      ///< f32 [2][hidden]: the weights of attention's norm and of the MLP's.
+  int norms = 0;      ///< f32 [2][hidden], or of the CTA's strips of the residual: the weights of
+                      ///< attention's norm and of the MLP's.
   int router = 0;     ///< f32 [the CTA's rows][hidden]
   int layers = 0;     ///< Two PersistentLayer, of even and of odd layers.
   int experts = 0;    ///< PersistentExpert [experts]

@@ -16,9 +16,7 @@ namespace marlin::cuda {
 namespace {
 
 constexpr int kMostSplits = 8;
-constexpr int kMostRowSplits = 32;
 constexpr int kLeastRowSlots = 2;
-constexpr double kCostOfRowSplit = 0.2;  ///< In tiles of a CTA.
 constexpr int kMostKTiles = 1 << (kSegmentBits / 2);
 constexpr int kRegionAlignment = 128;
 constexpr int kRowPadding = 16;   ///< As in matrix_softmax.cuh.
@@ -294,17 +292,19 @@ void SetSplits(int splits, PhaseGemm* gemm) {
   gemm->columns = gemm->copies * gemm->sides * gemm->strips * kStripOutputs;
 }
 
-/// Chooses the splits of the downs of several rows: even parts for all CTAs, each with no more than
-/// `span` k-tiles of activations where that is possible.
-void SplitDowns(int span, int blocks, PhaseGemm* gemm) {
+/// Chooses the splits of a phase of several rows whose sums are the residual's: `inputs` is the rows
+/// that have inputs in a k-tile, on average.
+void SplitResidual(double inputs, int rows, int blocks, PhaseGemm* gemm) {
+  // In tiles of a CTA: the inputs of a k-tile and row that it gathers, and a row of a split's sums
+  // that the owner of a strip adds.
+  constexpr double kCostOfInput = 0.5;
+  constexpr double kCostOfSum = 0.04;
   int best = 0;
   double least = 0;
   for (int splits = 1; splits <= std::min(kMostRowSplits, gemm->k_tiles); ++splits) {
     const int tiles = Ceil(gemm->k_tiles, splits);
-    // The units of a CTA may be of two splits.
-    const double over = std::max(2 * tiles - span, 0);
-    const double cost =
-        Ceil(gemm->strips * splits, blocks) * tiles + kCostOfRowSplit * splits + 1000.0 * over;
+    const double cost = Ceil(gemm->strips * splits, blocks) * tiles +
+                        kCostOfInput * inputs * tiles + kCostOfSum * rows * splits;
     if (best > 0 && cost >= least) continue;
     best = splits;
     least = cost;
@@ -316,22 +316,21 @@ void SplitDowns(int span, int blocks, PhaseGemm* gemm) {
 
 void SplitRows(int rows, const PersistentRouter& router, int blocks, PersistentLayer* layer) {
   const auto gemm = [&](Phase phase) { return &layer->gemms[static_cast<int>(phase)]; };
-  // A strip's CTA has its part of the residual.
-  SetSplits(1, gemm(Phase::kOut));
+  SplitResidual(rows, rows, blocks, gemm(Phase::kOut));
   PhaseGemm* const gates = gemm(Phase::kGates);
   PhaseGemm* const down = gemm(Phase::kDown);
-  if (layer->experts != nullptr) {
-    gates->most_selected = std::min(rows * router.top_k, router.experts);
-    down->most_selected = gates->most_selected;
-    down->segments = std::max(gates->most_selected, 2);
-    down->k_tiles = down->most_selected * down->weights.tiles_of_strip;
-  }
-  if (layer->experts != nullptr) {
-    down->segment_factor = Ceil(1 << kSegmentBits, down->weights.tiles_of_strip);
-  }
   SetSplits(1, gates);
-  const int span = std::max(gemm(Phase::kOut)->k_tiles, gates->k_tiles);
-  SplitDowns(span, blocks, down);
+  double inputs = rows;
+  if (layer->experts != nullptr) {
+    const int selected = std::min(rows * router.top_k, router.experts);
+    gates->most_selected = selected;
+    down->most_selected = selected;
+    down->segments = std::max(selected, 2);
+    down->segment_factor = Ceil(1 << kSegmentBits, down->weights.tiles_of_strip);
+    down->k_tiles = selected * down->weights.tiles_of_strip;
+    inputs = static_cast<double>(rows * router.top_k) / selected;
+  }
+  SplitResidual(inputs, rows, blocks, down);
 }
 
 BlockSchedule ScheduleBlock(const PhaseGemm& gemm, int block, int blocks, int rows) {
@@ -343,8 +342,10 @@ BlockSchedule ScheduleBlock(const PhaseGemm& gemm, int block, int blocks, int ro
   for (int unit = 0; unit < schedule.header.units; ++unit) {
     schedule.units.push_back(deal.Unit(unit));
   }
-  for (int number = 0; number < schedule.header.tiles; ++number) {
-    schedule.tiles.push_back(deal.Tile(number));
+  if (schedule.header.tiles == 0) return schedule;
+  TileWalk walk(gemm, schedule.header, 0);
+  for (int number = 0; number < schedule.header.tiles; ++number, walk.Advance()) {
+    schedule.tiles.push_back(walk.Tile());
     schedule.units[schedule.tiles.back().unit].warps |=
         static_cast<uint16_t>(1U << number % kPersistentWarps);
   }
@@ -375,11 +376,10 @@ PhaseSchedule SchedulePhase(const PhaseGemm& gemm, int blocks, int rows) {
   for (int block = 0; block < blocks; ++block) {
     BlockSchedule& made = phase.blocks.emplace_back(ScheduleBlock(gemm, block, blocks, rows));
     units = std::max(units, made.units.size());
+    if (rows > 1) made.tiles.clear();
     tiles = std::max(tiles, made.tiles.size());
-    if (gemm.most_selected == 0) continue;
     // The kernel fills them in.
-    made.units.clear();
-    made.tiles.clear();
+    if (gemm.most_selected > 0) made.units.clear();
   }
   phase.tiles_at = static_cast<int>(sizeof(Schedule) + units * sizeof(ScheduledUnit));
   for (BlockSchedule& made : phase.blocks) made.header.tiles_at = phase.tiles_at;
@@ -530,7 +530,9 @@ bool LayOutRows(const LargestLayer& most, int blocks, int shared_bytes, Persiste
   const int strips = Ceil(args->features, kStripOutputs);
   Offsets shared;
   PersistentShared& at = args->shared;
-  at.residual = shared.Take(Ceil(strips, blocks) * rows * kStripOutputs * 4);
+  const int64_t owned = int64_t{Ceil(strips, blocks)} * kStripOutputs;
+  at.residual = shared.Take(owned * rows * 4);
+  at.norms = shared.Take(2 * owned * 4);
   at.router = shared.Take(int64_t{Ceil(args->router.rows(), blocks)} * args->features * 4);
   at.layers = shared.Take(2 * int64_t{sizeof(PersistentLayer)});
   at.experts = shared.Take(args->router.table() * int64_t{sizeof(PersistentExpert)});

@@ -4,10 +4,9 @@
 //
 //   - The rows are columns of the MMAs, so weights are read once. Attention has a part of the keys
 //     of one row and one KV head for each CTA.
-//   - A strip of 32 features of the residual has an owner, the CTA that multiplies its part of the
-//     output projection with all of k. It adds the downs' partial sums, of which there may be many,
-//     and publishes the strip times the norm's weights: every CTA adding all sums of all rows would
-//     take more of L2 than it has.
+//   - A strip of 32 features of the residual has an owner. It adds the partial sums of a block, of
+//     which there may be many, and publishes the strip times the norm's weights: every CTA adding
+//     all sums of all rows would take more of L2 than it has.
 //   - Experts that several rows have selected are multiplied once (persistent_rows_router.cuh). A
 //     row that has not selected an expert has zeros in its inputs of the downs; of the gates, its
 //     sums are not published.
@@ -41,7 +40,7 @@ class PersistentRows {
       Rows().active_splits[group][row] =
           PartOf(args_, group, args_.position[row], kMostTeams).active_splits;
     }
-    ForOwned([&](int strip, int row, const Place& place) {
+    ForOwned([&](int row, const Place& place) {
       if (place.part != 0) return;
       *place.residual = place.feature < args_.features
                             ? *HiddenAt(row, place.feature)
@@ -58,13 +57,12 @@ class PersistentRows {
       const auto which = static_cast<Phase>(phase % kPhases);
       const int index = phase / kPhases;
       const bool normalizes = which == Phase::kQkv || which == Phase::kGates;
-      if (which == Phase::kQkv) {
-        if (phase < args_.end_phase) AwaitLayer(args_, LayerBarrier::kLayer, index);
-        AddDowns(phase);
+      if (normalizes) {
+        if (phase < args_.end_phase) {
+          AwaitLayer(args_, which == Phase::kQkv ? LayerBarrier::kLayer : LayerBarrier::kMlp, index);
+        }
+        AddBlock(phase);
         if (phase == args_.end_phase) break;
-        GatherInputs(phase);
-      } else if (which == Phase::kGates) {
-        AwaitLayer(args_, LayerBarrier::kMlp, index);
         GatherInputs(phase);
       } else if (which == Phase::kOut) {
         PrepareOut(phase);
@@ -84,11 +82,7 @@ class PersistentRows {
       MultiplyPhase<kKind, PersistentForm::kRows>(
           args_, phase, schedule, normalizes ? 0 : schedule.first_k_tile, ring_);
       SyncFirst<kPersistentThreads>();
-      if (which == Phase::kOut) {
-        AddOut(phase, schedule);
-      } else {
-        Publish(phase, schedule);
-      }
+      Publish(phase, schedule);
     }
     Finish();
   }
@@ -99,6 +93,7 @@ class PersistentRows {
   struct Place {
     int part;
     int feature;
+    int owned_feature;  ///< Of the CTA's.
     float4* residual;
   };
   static constexpr int kParts = 4;
@@ -130,34 +125,54 @@ class PersistentRows {
     FindKeys(args_, kMostTeams);
   }
 
-  /// The strips of the residual: as PhaseDeal deals the output projection's units.
-  MARLIN_DEVICE int Strips() const { return (args_.features + kStripOutputs - 1) / kStripOutputs; }
-  MARLIN_DEVICE int FirstStrip(int block) const {
-    return Strips() * block / static_cast<int>(gridDim.x);
-  }
-
-  /// call(strip, row, place) by a warp for every strip of the CTA, numbered from 0, and every row.
+  /// call(row, place) by a warp for every strip of the CTA and every row.
   template <typename Call>
   MARLIN_DEVICE void ForOwned(const Call& call) const {
-    const int first = FirstStrip(static_cast<int>(blockIdx.x));
-    const int count = FirstStrip(static_cast<int>(blockIdx.x) + 1) - first;
+    const OwnedStrips owned(args_);
     auto* const residual = reinterpret_cast<float4*>(Memory() + args_.shared.residual);
     const int quad = lane_ / kParts;
 #pragma unroll 1
-    for (int i = warp_; i < count * args_.rows; i += kPersistentWarps) {
-      const int strip = i / args_.rows;
-      const int row = i - strip * args_.rows;
-      call(strip, row,
-           Place{lane_ % kParts, (first + strip) * kStripOutputs + 4 * quad,
-                 residual + i * (kStripOutputs / 4) + quad});
+    for (int i = warp_; i < owned.count * args_.rows; i += kPersistentWarps) {
+      const int strip = QuotientOf(i, args_.rows);
+      call(i - strip * args_.rows,
+           Place{lane_ % kParts, (owned.first + strip) * kStripOutputs + 4 * quad,
+                 strip * kStripOutputs + 4 * quad, residual + i * (kStripOutputs / 4) + quad});
     }
   }
 
-  /// residual += the sum over the place's parts; publishes it times `norm`, and the sum of its
-  /// squares, as the inputs of kQkv or kGates (0 or 1) of layer `index`; with no norm, it stores
-  /// the residual. Called by a warp.
-  MARLIN_DEVICE void Advance(int row, const Place& place, float4 sum, const float* norm, int index,
-                             int inputs) const {
+  /// Adds the block of the phase before to the CTA's strips of the residual, and publishes them
+  /// times the norm's weights, with the sums of their squares; after the last layer it stores the
+  /// residual.
+  MARLIN_DEVICE void AddBlock(int phase) const {
+    const int index = phase / kPhases;
+    const int which = phase % kPhases == static_cast<int>(Phase::kQkv) ? 0 : 1;
+    const float* const norm = OwnedStrips(args_).Norm(which);
+    ForOwned([&](int row, const Place& place) {
+      float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
+      if (phase > args_.first_phase) sum = GatherSplits(phase - 1, row, place);
+      const float4 x = Advance(place, sum);
+      const bool stores = place.part == 0 && place.feature < args_.features;
+      if (phase == args_.end_phase) {
+        if (stores) *HiddenAt(row, place.feature) = x;
+        return;
+      }
+      uint32_t* const words = Words(index);
+      if (stores) {
+        const float4 w = *reinterpret_cast<const float4*>(norm + place.owned_feature);
+        PublishQuad(words + args_.exchange.inputs[which] + row * args_.features + place.feature,
+                    {x.x * w.x, x.y * w.y, x.z * w.z, x.w * w.w}, Tag(index));
+      }
+      float squares = __fmaf_rn(x.x, x.x, x.y * x.y) + __fmaf_rn(x.z, x.z, x.w * x.w);
+#pragma unroll
+      for (int step = kParts; step < 32; step *= 2) squares += __shfl_xor_sync(~0u, squares, step);
+      if (lane_ != 0) return;
+      PublishWord(words + args_.exchange.strips_squares[which] + row * OwnedStrips::Strips(args_) +
+                      place.feature / kStripOutputs,
+                  squares, Tag(index));
+    });
+  }
+  /// residual += the sum over the place's parts; zeros beyond the features. Called by a warp.
+  MARLIN_DEVICE float4 Advance(const Place& place, float4 sum) const {
 #pragma unroll
     for (int step = 1; step < kParts; step *= 2) {
       sum.x += __shfl_xor_sync(~0u, sum.x, step);
@@ -165,90 +180,33 @@ class PersistentRows {
       sum.z += __shfl_xor_sync(~0u, sum.z, step);
       sum.w += __shfl_xor_sync(~0u, sum.w, step);
     }
-    const bool stores = place.part == 0 && place.feature < args_.features;
-    float4 x = {0.0f, 0.0f, 0.0f, 0.0f};
-    if (stores) {
-      const float4 before = *place.residual;
-      x = {before.x + sum.x, before.y + sum.y, before.z + sum.z, before.w + sum.w};
-      *place.residual = x;
-    }
-    if (norm == nullptr) {
-      if (stores) *HiddenAt(row, place.feature) = x;
-      return;
-    }
-    uint32_t* const words = Words(index);
-    const uint32_t tag = Tag(index);
-    if (stores) {
-      const float4 w = *reinterpret_cast<const float4*>(norm + place.feature);
-      PublishQuad(words + args_.exchange.inputs[inputs] + row * args_.features + place.feature,
-                  {x.x * w.x, x.y * w.y, x.z * w.z, x.w * w.w}, tag);
-    }
-    float squares = __fmaf_rn(x.x, x.x, x.y * x.y) + __fmaf_rn(x.z, x.z, x.w * x.w);
-#pragma unroll
-    for (int step = kParts; step < 32; step *= 2) squares += __shfl_xor_sync(~0u, squares, step);
-    if (lane_ != 0) return;
-    PublishWord(words + args_.exchange.strips_squares[inputs] + row * Strips() +
-                    place.feature / kStripOutputs,
-                squares, tag);
+    const float4 before = *place.residual;
+    __syncwarp();
+    if (place.feature >= args_.features) return {0.0f, 0.0f, 0.0f, 0.0f};
+    const float4 x = {before.x + sum.x, before.y + sum.y, before.z + sum.z, before.w + sum.w};
+    if (place.part == 0) *place.residual = x;
+    return x;
   }
-
-  /// Adds the downs of the layer before to the CTA's strips.
-  MARLIN_DEVICE void AddDowns(int phase) const {
-    const int index = phase / kPhases;
-    const float* const norm =
-        phase == args_.end_phase ? nullptr : LayerOf(phase).attention_norm;
-    ForOwned([&](int /*strip*/, int row, const Place& place) {
-      float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
-      if (phase > args_.first_phase) sum = GatherDowns(phase - 1, row, place);
-      Advance(row, place, sum, norm, index, 0);
-    });
-  }
-  /// A part of the splits' sums.
-  MARLIN_DEVICE float4 GatherDowns(int phase, int row, const Place& place) const {
-    constexpr int kAtOnce = 4;
+  /// A part of the splits' sums of a block.
+  MARLIN_DEVICE float4 GatherSplits(int phase, int row, const Place& place) const {
+    constexpr int kAtOnce = 8;
+    static_assert(kAtOnce * kParts == kMostRowSplits);
     const int index = phase / kPhases;
     const PhaseGemm& gemm = tables_.GemmOf(phase);
+    const int splits = gemm.splits;
     const int stride = args_.rows * gemm.columns;
-    const uint32_t* const words = Words(index) +
-                                  args_.exchange.phases[static_cast<int>(Phase::kDown)] +
+    const uint32_t* const words = Words(index) + args_.exchange.phases[phase % kPhases] +
                                   row * gemm.columns + place.feature;
+    const AwaitedQuads<kAtOnce> quads(
+        words + place.part * stride, Tag(index), [&](int i) { return i * kParts * stride; },
+        [&](int i) { return place.part + i * kParts < splits; });
     float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll 1
-    for (int first = place.part; first < gemm.splits; first += kAtOnce * kParts) {
-      const AwaitedQuads<kAtOnce> quads(
-          words + first * stride, Tag(index), [&](int i) { return i * kParts * stride; },
-          [&](int i) { return first + i * kParts < gemm.splits; });
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        if (first + i * kParts >= gemm.splits) break;
-        Add(quads.Value(i), &sum);
-      }
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (place.part + i * kParts < splits) Add(quads.Value(i), &sum);
     }
     __syncwarp();
     return sum;
-  }
-
-  /// The same of the output projection's sums, which the CTA has itself.
-  MARLIN_DEVICE void AddOut(int phase, const Schedule& schedule) const {
-    const int index = phase / kPhases;
-    const PersistentLayer& layer = LayerOf(phase);
-    const PhaseGemm& gemm = layer.gemms[static_cast<int>(Phase::kOut)];
-    ForOwned([&](int strip, int row, const Place& place) {
-      const ScheduledUnit& unit = UnitAt(schedule, strip);
-      float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
-      for (int warp = unit.first_warp + place.part; warp < unit.end_warp; warp += kParts) {
-        Add(SumAt(strip, warp, row, place.feature % kStripOutputs), &sum);
-      }
-      const float factor = gemm.weights.multiplier;
-      float4 bias = {0.0f, 0.0f, 0.0f, 0.0f};
-      if (gemm.bias != nullptr && place.part == 0 && place.feature < gemm.n) {
-        bias = *reinterpret_cast<const float4*>(gemm.bias + place.feature);
-      }
-      sum = {__fmaf_rn(sum.x, factor, bias.x), __fmaf_rn(sum.y, factor, bias.y),
-             __fmaf_rn(sum.z, factor, bias.z), __fmaf_rn(sum.w, factor, bias.w)};
-      __syncwarp();
-      Advance(row, place, sum, layer.mlp_norm, index, 1);
-    });
   }
 
   static MARLIN_DEVICE void Add(const float4& v, float4* sum) {
@@ -307,8 +265,9 @@ class PersistentRows {
       }
     }
     if (warp_ < args_.rows) {
-      FindFactor(Words(index) + args_.exchange.strips_squares[which] + warp_ * Strips(), Tag(index),
-                 attends ? layer.attention_epsilon : layer.mlp_epsilon);
+      FindFactor(Words(index) + args_.exchange.strips_squares[which] +
+                     warp_ * OwnedStrips::Strips(args_),
+                 Tag(index), attends ? layer.attention_epsilon : layer.mlp_epsilon);
     }
     FillTile(quads, tables_.GemmOf(phase).k_tiles * (kTileK / 4));
   }
@@ -316,7 +275,7 @@ class PersistentRows {
   MARLIN_DEVICE void FindFactor(const uint32_t* words, uint32_t tag, float epsilon) const {
     float sum = 0.0f;
 #pragma unroll 1
-    for (int strip = lane_; strip < Strips(); strip += 32) {
+    for (int strip = lane_; strip < OwnedStrips::Strips(args_); strip += 32) {
       sum += AwaitWord(words + strip, PollWord(words + strip), tag);
     }
     sum = WarpSum(sum);
@@ -334,7 +293,7 @@ class PersistentRows {
   MARLIN_DEVICE void FillTile(int first, int end) const {
     const int missing = end - first;
     for (int i = thread_; i < missing * args_.rows; i += kPersistentThreads) {
-      const int row = i / missing;
+      const int row = QuotientOf(i, missing);
       StoreActivations(args_, first + i - row * missing, {0.0f, 0.0f, 0.0f, 0.0f}, row);
     }
   }
@@ -359,9 +318,10 @@ class PersistentRows {
     if (layer.router == nullptr) return;
     choice.Route();
     choice.FindTasks();
-    const int tasks = Rows().tasks;
-    DealTasks(args_, layer.gemms[static_cast<int>(Phase::kGates)], tasks);
-    DealTasks(args_, layer.gemms[static_cast<int>(Phase::kDown)], tasks);
+    // Half of the threads have either phase.
+    const int half = thread_ >= kPersistentThreads / 2 ? 1 : 0;
+    DealTasks(args_, layer.gemms[static_cast<int>(half == 0 ? Phase::kGates : Phase::kDown)],
+              Rows().tasks, thread_ - half * (kPersistentThreads / 2));
     SyncFirst<kPersistentThreads>();
     AllowCopies(args_, Phase::kGates);
     AllowCopies(args_, Phase::kDown);
@@ -391,26 +351,33 @@ class PersistentRows {
     SyncFirst<kPersistentThreads>();
     attention.CombineRows(parts, Rows().active_splits[layer.cache_group], mixed, tag);
     const Schedule& schedule = tables_.ScheduleOf(layer.gemms[static_cast<int>(Phase::kOut)]);
-    if (schedule.units > 0) GatherMixed(mixed, features, schedule.end_k_tile, tag);
+    GatherMixed(mixed, features, schedule, tag);
   }
-  /// All rows of attention's results.
-  MARLIN_DEVICE void GatherMixed(const uint32_t* mixed, int features, int k_tiles,
+  /// All rows of attention's results that the CTA's units need.
+  MARLIN_DEVICE void GatherMixed(const uint32_t* mixed, int features, const Schedule& schedule,
                                  uint32_t tag) const {
-    const int quads = features / 4;
+    const int first_quad = schedule.first_k_tile * (kTileK / 4);
+    const int end_quad = schedule.end_k_tile * (kTileK / 4);
+    const int quads = min(features / 4, end_quad) - first_quad;
+    // Threads have a quad of all rows, or of some, if there are enough threads.
+    const int row_groups = quads * 2 <= kPersistentThreads && args_.rows > kRowsAtOnce ? 2 : 1;
+    const int item = thread_;
 #pragma unroll 1
-    for (int i = thread_; i < quads; i += kPersistentThreads) {
+    for (int i = item; i < quads * row_groups; i += kPersistentThreads) {
+      const int group = i >= quads ? 1 : 0;
+      const int quad = i - group * quads;
 #pragma unroll 1
-      for (int first = 0; first < args_.rows; first += kRowsAtOnce) {
+      for (int first = group * kRowsAtOnce; first < args_.rows; first += row_groups * kRowsAtOnce) {
         const AwaitedQuads<kRowsAtOnce> rows(
-            mixed + first * features + 4 * i, tag, [&](int r) { return r * features; },
-            [&](int r) { return first + r < args_.rows; });
+            mixed + first * features + 4 * (first_quad + quad), tag,
+            [&](int r) { return r * features; }, [&](int r) { return first + r < args_.rows; });
 #pragma unroll
         for (int r = 0; r < kRowsAtOnce; ++r) {
-          if (first + r < args_.rows) StoreActivations(args_, i, rows.Value(r), first + r);
+          if (first + r < args_.rows) StoreActivations(args_, quad, rows.Value(r), first + r);
         }
       }
     }
-    FillTile(quads, k_tiles * (kTileK / 4));
+    FillTile(max(quads, 0), end_quad - first_quad);
   }
 
   /// The gated activation of the inputs that the CTA's units need; of an expert times its weight,
@@ -436,8 +403,9 @@ class PersistentRows {
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const int pair = first + i * kPersistentWarps;
-        const int tile = schedule.first_k_tile + pair / args_.rows;
-        const int row = pair % args_.rows;
+        const int local = QuotientOf(pair, args_.rows);
+        const int tile = schedule.first_k_tile + local;
+        const int row = pair - local * args_.rows;
         const int segment = routes ? tile * gemm.segment_factor >> kSegmentBits : 0;
         const int element = (tile - segment * gemm.weights.tiles_of_strip) * kTileK + 4 * lane_;
         from[i] = -1;
@@ -468,7 +436,8 @@ class PersistentRows {
                GateProduct<true>(args_.gate, g.z, u.z) * factors[i],
                GateProduct<true>(args_.gate, g.w, u.w) * factors[i]};
         }
-        StoreActivations(args_, pair / args_.rows * (kTileK / 4) + lane_, h, pair % args_.rows);
+        const int local = QuotientOf(pair, args_.rows);
+        StoreActivations(args_, local * (kTileK / 4) + lane_, h, pair - local * args_.rows);
       }
     }
   }
@@ -488,7 +457,7 @@ class PersistentRows {
 #pragma unroll 1
     for (int i = thread_; i < schedule.units * args_.rows * kQuads; i += kPersistentThreads) {
       const int pair = i / kQuads;
-      const int local = pair / args_.rows;
+      const int local = QuotientOf(pair, args_.rows);
       const int row = pair - local * args_.rows;
       const ScheduledUnit unit = UnitAt(schedule, local);
       int place = 0;

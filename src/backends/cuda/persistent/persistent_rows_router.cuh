@@ -172,7 +172,7 @@ class RowsChoice {
         if (at >= args_.rows * experts) break;
         const float logit = AwaitWord(logits_ + at, words[i], tag_);
         finite = finite && isfinite(logit);
-        const int row = at / experts;
+        const int row = QuotientOf(at, experts);
         KeysOf(row)[at - row * experts] = KeyOf(logit);
       }
     }
@@ -207,25 +207,18 @@ class RowsChoice {
   int thread_;
 };
 
-/// Fills in the CTA's schedule of a phase of experts, of which `tasks` are selected. Called by all
-/// threads.
-MARLIN_DEVICE void DealTasks(const PersistentArguments& args, const PhaseGemm& gemm, int tasks) {
-  const auto thread = static_cast<int>(threadIdx.x);
-  uint8_t* const place = Memory() + args.shared.schedules + gemm.schedule;
-  auto* const schedule = reinterpret_cast<Schedule*>(place);
+/// Fills in the CTA's schedule of a phase of experts, of which `tasks` are selected. `thread`: of
+/// those that do it.
+MARLIN_DEVICE void DealTasks(const PersistentArguments& args, const PhaseGemm& gemm, int tasks,
+                             int thread) {
+  auto* const schedule =
+      reinterpret_cast<Schedule*>(Memory() + args.shared.schedules + gemm.schedule);
   const PhaseDeal deal(gemm, args.rows, tasks, static_cast<int>(blockIdx.x),
                        static_cast<int>(gridDim.x));
   const Schedule header = deal.Header();
+  if (thread == 0) *schedule = header;
   auto* const units = reinterpret_cast<ScheduledUnit*>(schedule + 1);
-  auto* const tiles = reinterpret_cast<ScheduledTile*>(place + schedule->tiles_at);
-  if (thread == 0) {
-    schedule->tiles = header.tiles;
-    schedule->units = header.units;
-    schedule->first_k_tile = header.first_k_tile;
-    schedule->end_k_tile = header.end_k_tile;
-  }
-  for (int i = thread; i < header.units; i += kPersistentThreads) units[i] = deal.Unit(i);
-  for (int i = thread; i < header.tiles; i += kPersistentThreads) tiles[i] = deal.Tile(i);
+  for (int i = thread; i < header.units; i += kPersistentThreads / 2) units[i] = deal.Unit(i);
 }
 
 }  // namespace marlin::cuda

@@ -69,6 +69,32 @@ struct Tables {
   }
 };
 
+/// The strips of the residual that a CTA owns, with several rows.
+struct OwnedStrips {
+  const PersistentArguments& args;
+  int first;
+  int count;
+
+  MARLIN_DEVICE explicit OwnedStrips(const PersistentArguments& args) : args(args) {
+    const auto block = static_cast<int>(blockIdx.x);
+    const auto blocks = static_cast<int>(gridDim.x);
+    first = QuotientOf(Strips(args) * block, blocks);
+    count = QuotientOf(Strips(args) * (block + 1), blocks) - first;
+  }
+  static MARLIN_DEVICE int Strips(const PersistentArguments& args) {
+    return (args.features + kStripOutputs - 1) / kStripOutputs;
+  }
+
+  /// Attention's norm, or the MLP's: the weights of the strips' features, and their bytes.
+  MARLIN_DEVICE float* Norm(int which) const {
+    const int most = (Strips(args) + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
+    return reinterpret_cast<float*>(Memory() + args.shared.norms) + which * most * kStripOutputs;
+  }
+  MARLIN_DEVICE int bytes() const {
+    return min(count * kStripOutputs, args.features - first * kStripOutputs) * 4;
+  }
+};
+
 /// Tile `number` of a CTA.
 MARLIN_DEVICE ScheduledTile TileAt(const Schedule& schedule, int number) {
   const auto* const tiles = reinterpret_cast<const uint8_t*>(&schedule) + schedule.tiles_at;
@@ -221,8 +247,7 @@ class TileCopier {
  private:
   static constexpr int kWarps = kPersistentWarps / 2;
   static constexpr bool kHybrid = kForm == PersistentForm::kHybrid;
-  /// With several rows, the CTA that has a strip of the residual has its part of the norms.
-  static constexpr bool kHasNorms = kForm != PersistentForm::kRows;
+  static constexpr bool kRows = kForm == PersistentForm::kRows;
 
   static MARLIN_DEVICE int Lane() { return static_cast<int>(threadIdx.x) & 31; }
   MARLIN_DEVICE int FirstWarp() const { return half_ * kWarps; }
@@ -239,19 +264,29 @@ class TileCopier {
     constexpr int kBytes = sizeof(PersistentLayer);
     const int row_bytes = args.features * 4;
     const float* const norm = from->attention_norm;
-    int rows = !kHasNorms || (kHybrid && norm == nullptr) ? 0 : 1;
+    int rows = kRows || (kHybrid && norm == nullptr) ? 0 : 1;
     const float* delta_rows = nullptr;
     if constexpr (kHybrid) {
       delta_rows =
           tables_.Scratch().delta.head < args.delta.value_heads ? from->delta_rows : nullptr;
       if (delta_rows != nullptr) rows += 2;
     }
-    ArriveExpecting(barrier, kBytes + rows * row_bytes);
+    ArriveExpecting(barrier, kBytes + rows * row_bytes + (kRows ? OwnedStrips(args).bytes() : 0));
     CopyBulk(base + args.shared.layers + (layer & 1) * kBytes, from, kBytes, barrier);
+    if constexpr (kRows) CopyOwned(norm, 0, barrier);
     if (rows > 0) CopyBulk(base + args.shared.norms, norm, row_bytes, barrier);
     if (delta_rows == nullptr) return;
     CopyDeltaRow(args.delta.writes, delta_rows, base + args.shared.delta_rows, barrier);
     CopyDeltaRow(args.delta.decays, delta_rows, base + args.shared.delta_rows + row_bytes, barrier);
+  }
+
+  /// The norm's weights of the CTA's strips of the residual.
+  MARLIN_DEVICE void CopyOwned(const float* norm, int which, uint32_t barrier) const {
+    const PersistentArguments& args = tables_.args;
+    const OwnedStrips owned(args);
+    if (owned.bytes() == 0) return;
+    CopyBulk(SharedAddress(owned.Norm(which)), norm + owned.first * kStripOutputs, owned.bytes(),
+             barrier);
   }
 
   MARLIN_DEVICE void CopyDeltaRow(const HeadColumns& rows, const float* from, uint32_t to,
@@ -274,8 +309,11 @@ class TileCopier {
     const bool routes = layer.experts != nullptr;
     const int rows = routes ? tables_.Scratch().router_rows : 0;
     const int expert_bytes = routes ? args.router.table() * int{sizeof(PersistentExpert)} : 0;
-    ArriveExpecting(barrier, ((kHasNorms ? 1 : 0) + rows) * row_bytes + expert_bytes);
-    if constexpr (kHasNorms) {
+    const int norm_bytes = kRows ? OwnedStrips(args).bytes() : row_bytes;
+    ArriveExpecting(barrier, norm_bytes + rows * row_bytes + expert_bytes);
+    if constexpr (kRows) {
+      CopyOwned(layer.mlp_norm, 1, barrier);
+    } else {
       CopyBulk(base + args.shared.norms + row_bytes, layer.mlp_norm, row_bytes, barrier);
     }
     if (!routes) return;
@@ -306,15 +344,16 @@ class TileCopier {
   }
   /// Every warp's part of the tiles (TilesBefore), which is the same or one more.
   MARLIN_DEVICE void CopyParts(int phase, const PhaseGemm& gemm, const Schedule& schedule) {
+    if (schedule.tiles == 0) return;
     const int warp = FirstWarp() + Lane() % kWarps;
     const int first = TilesBefore(warp, schedule.tiles);
     const int count = TilesBefore(warp + 1, schedule.tiles) - first;
     const int most = (schedule.tiles + kPersistentWarps - 1) / kPersistentWarps;
+    TileWalk walk(gemm, schedule, count > 0 ? first : 0);
 #pragma unroll 1
     for (int i = 0; i < most; ++i) {
-      if (Lane() < kWarps && i < count) {
-        Copy(phase, gemm, TileAt(schedule, first + i), false);
-      }
+      if (Lane() < kWarps && i < count) Copy(phase, gemm, walk.Tile(), false);
+      walk.Advance();
       __syncwarp();
     }
   }
@@ -408,29 +447,39 @@ MARLIN_DEVICE void MultiplyTiles(const PersistentArguments& args, const PhaseGem
       }
     }
   };
-  const int first = kRows ? TilesBefore(warp, schedule.tiles) : warp;
-  const int tiles = kRows ? TilesBefore(warp + 1, schedule.tiles) : schedule.tiles;
-  constexpr int kStep = kRows ? 1 : kPersistentWarps;
-  uint32_t mine = activations + (lane >> 3) * 16;
-  // Columns that no row has are multiplied by the first one's values, and not stored.
-  if (kRows && (lane & 7) < args.rows) mine += (lane & 7) * args.activation_stride;
-#pragma unroll 1
-  for (int number = first; number < tiles; number += kStep) {
-    const ScheduledTile tile = TileAt(schedule, number);
-    if (tile.unit != open) {
+  uint32_t mine = activations + (lane >> 3) * 16 - first_tile * (kTileK * 2);
+  const auto multiply = [&](int unit, int k_tile, const TileView& layout) {
+    if (unit != open) {
       if (open >= 0) flush();
-      open = tile.unit;
+      open = unit;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) acc[r][0][e] = 0.0f;
       }
     }
-    const uint32_t rows[1] = {mine + (tile.k_tile - first_tile) * (kTileK * 2)};
+    const uint32_t rows[1] = {mine + k_tile * (kTileK * 2)};
     const uint32_t at = ring.Await(is_low);
     TileProduct<kKind, T, kUse, 1, 1>::template Run<kGroups>(
-        at, Tables::LayoutOf<kForm == PersistentForm::kHybrid>(gemm, tile), rows, tile_lane, mode,
-        table, acc, [&] { ring.Release(); });
+        at, layout, rows, tile_lane, mode, table, acc, [&] { ring.Release(); });
+  };
+  if constexpr (kRows) {
+    // Columns that no row has are multiplied by the first one's values, and not stored.
+    if ((lane & 7) < args.rows) mine += (lane & 7) * args.activation_stride;
+    const int first = TilesBefore(warp, schedule.tiles);
+    int left = TilesBefore(warp + 1, schedule.tiles) - first;
+    if (left == 0) return;
+    TileWalk walk(gemm, schedule, first);
+#pragma unroll 1
+    for (; left > 0; --left, walk.Advance()) multiply(walk.unit(), walk.k_tile(), gemm.weights);
+  } else {
+    const int tiles = schedule.tiles;
+#pragma unroll 1
+    for (int number = warp; number < tiles; number += kPersistentWarps) {
+      const ScheduledTile tile = TileAt(schedule, number);
+      multiply(tile.unit, tile.k_tile,
+               Tables::LayoutOf<kForm == PersistentForm::kHybrid>(gemm, tile));
+    }
   }
   if (open >= 0) flush();
 }
@@ -446,14 +495,17 @@ MARLIN_DEVICE void MultiplyPhase(const PersistentArguments& args, int phase,
     MultiplyTiles<kKind, use, kForm, groups>(args, gemm, schedule, activations, first_tile, is_low,
                                              SumsOf(args), ring);
   };
-  // The most common case has code without tests for the ends of groups.
+  // The most common cases have code without tests for the ends of groups.
   constexpr std::integral_constant<int, 0> kAnyGroups;
+  constexpr std::integral_constant<int, 1> kOneGroup;
   constexpr std::integral_constant<int, 2> kTwoGroups;
-  const bool has_two = gemm.weights.groups_per_tile == 2 && gemm.shared_selection < 0;
+  const int same_groups = gemm.shared_selection < 0 ? gemm.weights.groups_per_tile : 0;
   if (gemm.use == ParameterUse::kOneScale) {
     multiply(std::integral_constant<ParameterUse, ParameterUse::kOneScale>(), kAnyGroups);
-  } else if (gemm.use == ParameterUse::kScales && has_two) {
+  } else if (gemm.use == ParameterUse::kScales && same_groups == 2) {
     multiply(std::integral_constant<ParameterUse, ParameterUse::kScales>(), kTwoGroups);
+  } else if (gemm.use == ParameterUse::kScales && same_groups == 1) {
+    multiply(std::integral_constant<ParameterUse, ParameterUse::kScales>(), kOneGroup);
   } else if (gemm.use == ParameterUse::kScales) {
     multiply(std::integral_constant<ParameterUse, ParameterUse::kScales>(), kAnyGroups);
   } else {
