@@ -9,17 +9,6 @@
 
 namespace marlin::cuda {
 
-/// The first of a CTA's `tiles` that warp `warp` has: equal parts, of a tile at least.
-MARLIN_HOST_DEVICE int TilesBefore(int warp, int tiles) {
-  if (tiles < kPersistentWarps) return warp < tiles ? warp : tiles;
-  return tiles * warp / kPersistentWarps;
-}
-/// The warp that has tile `tile`, below `tiles`.
-MARLIN_HOST_DEVICE int WarpOfTile(int tile, int tiles) {
-  if (tiles < kPersistentWarps) return tile;
-  return (kPersistentWarps * (tile + 1) - 1) / tiles;
-}
-
 /// a / b, of numbers below 2^24 that are not negative: on a GPU in a fraction of a division's time.
 MARLIN_HOST_DEVICE int QuotientOf(int a, int b) {
 #ifdef __CUDA_ARCH__
@@ -30,6 +19,17 @@ MARLIN_HOST_DEVICE int QuotientOf(int a, int b) {
 #else
   return a / b;
 #endif
+}
+
+/// The first of a CTA's `tiles` that warp `warp` has: equal parts, of a tile at least.
+MARLIN_HOST_DEVICE int TilesBefore(int warp, int tiles) {
+  if (tiles < kPersistentWarps) return warp < tiles ? warp : tiles;
+  return tiles * warp / kPersistentWarps;
+}
+/// The warp that has tile `tile`, below `tiles`.
+MARLIN_HOST_DEVICE int WarpOfTile(int tile, int tiles) {
+  if (tiles < kPersistentWarps) return tile;
+  return QuotientOf(kPersistentWarps * (tile + 1) - 1, tiles);
 }
 
 /// The part of CTA `block` of `blocks` in a phase.

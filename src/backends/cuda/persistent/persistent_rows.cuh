@@ -97,6 +97,7 @@ class PersistentRows {
     float4* residual;
   };
   static constexpr int kParts = 4;
+  static constexpr int kHalf = kPersistentThreads / 2;
 
   MARLIN_DEVICE const PersistentLayer& LayerOf(int phase) const {
     return tables_.LayerOf(phase / kPhases);
@@ -230,27 +231,32 @@ class PersistentRows {
     const int quads = args_.features / 4;
     const int router_rows = layer.router != nullptr && !attends ? Scratch().router_rows : 0;
     const auto* const router = reinterpret_cast<const float4*>(Memory() + args_.shared.router);
+    // The warps' rows: requested before the inputs, they are there with them.
+    const uint32_t* const squares = Words(index) + args_.exchange.strips_squares[which] +
+                                    warp_ * OwnedStrips::Strips(args_) + lane_;
+    uint32_t found[kStripsOfLane];
+    if (warp_ < args_.rows) {
+#pragma unroll
+      for (int i = 0; i < kStripsOfLane; ++i) {
+        if (lane_ + 32 * i < OwnedStrips::Strips(args_)) found[i] = PollWord(squares + 32 * i);
+      }
+    }
     float dots[kMostRouterRows][kMostPersistentRows] = {};
 #pragma unroll 1
     for (int i = thread_; i < quads; i += kPersistentThreads) {
+      const AwaitedQuads<kMostPersistentRows> rows(
+          words + 4 * i, Tag(index), [&](int r) { return r * args_.features; },
+          [&](int r) { return r < args_.rows; });
 #pragma unroll
-      for (int first = 0; first < kMostPersistentRows; first += kRowsAtOnce) {
-        if (first >= args_.rows) break;
-        const AwaitedQuads<kRowsAtOnce> rows(
-            words + first * args_.features + 4 * i, Tag(index),
-            [&](int r) { return r * args_.features; },
-            [&](int r) { return first + r < args_.rows; });
+      for (int r = 0; r < kMostPersistentRows; ++r) {
+        if (r >= args_.rows) break;
+        const float4 y = rows.Value(r);
+        StoreActivations(args_, i, y, r);
 #pragma unroll
-        for (int r = 0; r < kRowsAtOnce; ++r) {
-          if (first + r >= args_.rows) break;
-          const float4 y = rows.Value(r);
-          StoreActivations(args_, i, y, first + r);
-#pragma unroll
-          for (int at = 0; at < kMostRouterRows; ++at) {
-            if (at >= router_rows) break;
-            const float4 w = router[at * quads + i];
-            dots[at][first + r] += __fmaf_rn(y.x, w.x, y.y * w.y) + __fmaf_rn(y.z, w.z, y.w * w.w);
-          }
+        for (int at = 0; at < kMostRouterRows; ++at) {
+          if (at >= router_rows) break;
+          const float4 w = router[at * quads + i];
+          dots[at][r] += __fmaf_rn(y.x, w.x, y.y * w.y) + __fmaf_rn(y.z, w.z, y.w * w.w);
         }
       }
     }
@@ -265,23 +271,20 @@ class PersistentRows {
       }
     }
     if (warp_ < args_.rows) {
-      FindFactor(Words(index) + args_.exchange.strips_squares[which] +
-                     warp_ * OwnedStrips::Strips(args_),
-                 Tag(index), attends ? layer.attention_epsilon : layer.mlp_epsilon);
+      float sum = 0.0f;
+#pragma unroll
+      for (int i = 0; i < kStripsOfLane; ++i) {
+        if (lane_ + 32 * i >= OwnedStrips::Strips(args_)) break;
+        sum += AwaitWord(squares + 32 * i, found[i], Tag(index));
+      }
+      sum = WarpSum(sum);
+      const float epsilon = attends ? layer.attention_epsilon : layer.mlp_epsilon;
+      if (lane_ == 0) {
+        Rows().factors[warp_] =
+            rsqrtf(__fdividef(sum, static_cast<float>(args_.features)) + epsilon);
+      }
     }
     FillTile(quads, tables_.GemmOf(phase).k_tiles * (kTileK / 4));
-  }
-  /// The norm's factor of the warp's row.
-  MARLIN_DEVICE void FindFactor(const uint32_t* words, uint32_t tag, float epsilon) const {
-    float sum = 0.0f;
-#pragma unroll 1
-    for (int strip = lane_; strip < OwnedStrips::Strips(args_); strip += 32) {
-      sum += AwaitWord(words + strip, PollWord(words + strip), tag);
-    }
-    sum = WarpSum(sum);
-    if (lane_ != 0) return;
-    Rows().factors[warp_] =
-        rsqrtf(__fdividef(sum, static_cast<float>(args_.features)) + epsilon);
   }
   static MARLIN_DEVICE float WarpSum(float value) {
     __syncwarp();
@@ -318,13 +321,17 @@ class PersistentRows {
     if (layer.router == nullptr) return;
     choice.Route();
     choice.FindTasks();
-    // Half of the threads have either phase.
-    const int half = thread_ >= kPersistentThreads / 2 ? 1 : 0;
-    DealTasks(args_, layer.gemms[static_cast<int>(half == 0 ? Phase::kGates : Phase::kDown)],
-              Rows().tasks, thread_ - half * (kPersistentThreads / 2));
+    // Copies need the headers; the units are filled in while the first tiles are on their way.
+    const PhaseGemm& gates = layer.gemms[static_cast<int>(Phase::kGates)];
+    const PhaseGemm& down = layer.gemms[static_cast<int>(Phase::kDown)];
+    const int tasks = Rows().tasks;
+    if (thread_ == 0) *ExpertSchedule(args_, gates) = DealOf(args_, gates, tasks).Header();
+    if (thread_ == kHalf) *ExpertSchedule(args_, down) = DealOf(args_, down, tasks).Header();
     SyncFirst<kPersistentThreads>();
     AllowCopies(args_, Phase::kGates);
     AllowCopies(args_, Phase::kDown);
+    const bool has_gates = thread_ < kHalf;
+    DealUnits(args_, has_gates ? gates : down, tasks, has_gates ? thread_ : thread_ - kHalf, kHalf);
   }
 
   MARLIN_DEVICE void PrepareOut(int phase) const {
@@ -359,22 +366,14 @@ class PersistentRows {
     const int first_quad = schedule.first_k_tile * (kTileK / 4);
     const int end_quad = schedule.end_k_tile * (kTileK / 4);
     const int quads = min(features / 4, end_quad) - first_quad;
-    // Threads have a quad of all rows, or of some, if there are enough threads.
-    const int row_groups = quads * 2 <= kPersistentThreads && args_.rows > kRowsAtOnce ? 2 : 1;
-    const int item = thread_;
 #pragma unroll 1
-    for (int i = item; i < quads * row_groups; i += kPersistentThreads) {
-      const int group = i >= quads ? 1 : 0;
-      const int quad = i - group * quads;
-#pragma unroll 1
-      for (int first = group * kRowsAtOnce; first < args_.rows; first += row_groups * kRowsAtOnce) {
-        const AwaitedQuads<kRowsAtOnce> rows(
-            mixed + first * features + 4 * (first_quad + quad), tag,
-            [&](int r) { return r * features; }, [&](int r) { return first + r < args_.rows; });
+    for (int quad = thread_; quad < quads; quad += kPersistentThreads) {
+      const AwaitedQuads<kMostPersistentRows> rows(
+          mixed + 4 * (first_quad + quad), tag, [&](int r) { return r * features; },
+          [&](int r) { return r < args_.rows; });
 #pragma unroll
-        for (int r = 0; r < kRowsAtOnce; ++r) {
-          if (first + r < args_.rows) StoreActivations(args_, quad, rows.Value(r), first + r);
-        }
+      for (int r = 0; r < kMostPersistentRows; ++r) {
+        if (r < args_.rows) StoreActivations(args_, quad, rows.Value(r), r);
       }
     }
     FillTile(max(quads, 0), end_quad - first_quad);
@@ -525,7 +524,7 @@ class PersistentRows {
     if (blockIdx.x == 0 && thread_ == 0) args_.clock[0] = Scratch().clock + args_.layer_count;
   }
 
-  static constexpr int kRowsAtOnce = 4;
+  static constexpr int kStripsOfLane = kMostPersistentHidden / kStripOutputs / 32;
 
   const PersistentArguments& args_;
   int thread_;

@@ -11,19 +11,30 @@ MARLIN_DEVICE RowsScratch& RowsOf(const PersistentArguments& args) {
   return *reinterpret_cast<RowsScratch*>(Memory() + args.shared.rows);
 }
 
-/// The top-k selection of a row by logits alone, as LogitRouter, by one warp.
+/// The top-k selection of a row by logits alone, as LogitRouter, by one warp. A lane has every 32nd
+/// expert: the first `kHeld` in registers, and more than those in shared memory.
 class RowSelection {
  public:
   /// `keys`: KeyOf the logits, in shared memory; of no more than 1024 experts.
   MARLIN_DEVICE RowSelection(const PersistentRouter& options, const int* keys)
       : options_(options), keys_(keys) {
+    int held[kHeld];
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      held[i] = 32 * i + Lane() < options.experts ? keys[32 * i + Lane()] : kLeast;
+    }
     uint32_t taken = 0;  // A bit for every expert of the lane that was selected.
 #pragma unroll 1
     for (int place = 0; place < options.top_k; ++place) {
       int best = kLeast;
       int its = 0;
-#pragma unroll 4
-      for (int i = 0; 32 * i + Lane() < options.experts; ++i) {
+#pragma unroll
+      for (int i = 0; i < kHeld; ++i) {
+        its = held[i] > best ? i : its;
+        best = max(best, held[i]);
+      }
+#pragma unroll 1
+      for (int i = kHeld; 32 * i + Lane() < options.experts; ++i) {
         const int key = (taken >> i & 1) != 0 ? kLeast : keys[32 * i + Lane()];
         its = key > best ? i : its;
         best = max(best, key);
@@ -33,13 +44,12 @@ class RowSelection {
       const int mine = best == most ? 32 * its + Lane() : kNone;
       const int expert = __reduce_min_sync(~0u, mine);
       if (mine == expert) taken |= 1u << its;
-      if (Lane() == 0) largest_ = place == 0 ? most : largest_;
-      if (Lane() == place) {
-        id_ = expert;
-        key_ = most;
-      }
+#pragma unroll
+      for (int i = 0; i < kHeld; ++i) held[i] = (taken >> i & 1) != 0 ? kLeast : held[i];
+      largest_ = place == 0 ? most : largest_;
+      id_ = Lane() == place ? expert : id_;
+      key_ = Lane() == place ? most : key_;
     }
-    largest_ = __shfl_sync(~0u, largest_, 0);
   }
 
   /// Stores the experts and their weights: see LogitRouter::Weigh.
@@ -61,6 +71,7 @@ class RowSelection {
   }
 
  private:
+  static constexpr int kHeld = 4;
   static constexpr int kLeast = -0x7fffffff - 1;
   static constexpr int kNone = 0x7fffffff;
 
@@ -207,18 +218,22 @@ class RowsChoice {
   int thread_;
 };
 
-/// Fills in the CTA's schedule of a phase of experts, of which `tasks` are selected. `thread`: of
-/// those that do it.
-MARLIN_DEVICE void DealTasks(const PersistentArguments& args, const PhaseGemm& gemm, int tasks,
-                             int thread) {
-  auto* const schedule =
-      reinterpret_cast<Schedule*>(Memory() + args.shared.schedules + gemm.schedule);
-  const PhaseDeal deal(gemm, args.rows, tasks, static_cast<int>(blockIdx.x),
-                       static_cast<int>(gridDim.x));
-  const Schedule header = deal.Header();
-  if (thread == 0) *schedule = header;
+/// The CTA's part of a phase of experts, of which `tasks` are selected.
+MARLIN_DEVICE PhaseDeal DealOf(const PersistentArguments& args, const PhaseGemm& gemm, int tasks) {
+  return PhaseDeal(gemm, args.rows, tasks, static_cast<int>(blockIdx.x),
+                   static_cast<int>(gridDim.x));
+}
+MARLIN_DEVICE Schedule* ExpertSchedule(const PersistentArguments& args, const PhaseGemm& gemm) {
+  return reinterpret_cast<Schedule*>(Memory() + args.shared.schedules + gemm.schedule);
+}
+/// Fills in its units, after the header. `thread`: of `threads` that do it.
+MARLIN_DEVICE void DealUnits(const PersistentArguments& args, const PhaseGemm& gemm, int tasks,
+                             int thread, int threads) {
+  Schedule* const schedule = ExpertSchedule(args, gemm);
+  if (thread >= schedule->units) return;
+  const PhaseDeal deal = DealOf(args, gemm, tasks);
   auto* const units = reinterpret_cast<ScheduledUnit*>(schedule + 1);
-  for (int i = thread; i < header.units; i += kPersistentThreads / 2) units[i] = deal.Unit(i);
+  for (int i = thread; i < schedule->units; i += threads) units[i] = deal.Unit(i);
 }
 
 }  // namespace marlin::cuda
