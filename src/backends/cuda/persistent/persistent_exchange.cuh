@@ -70,9 +70,12 @@ MARLIN_DEVICE void PollQuadIf(bool polls, const uint32_t* from, uint4& v) {
       : "memory");
 }
 
-/// Quads that a thread awaits together: every round requests all that are missing. One after
-/// another, each would cost a round trip to L2.
-template <int kCount>
+/// Which of the missing quads a round of polls requests: all, or the first one until it is there and
+/// then all. Polls of many rows would take what L2 delivers from the weights.
+enum class Polls : uint8_t { kAll, kFirst };
+
+/// Quads that a thread awaits together. One after another, each would cost a round trip to L2.
+template <int kCount, Polls kPolls = Polls::kAll>
 struct AwaitedQuads {
   const uint32_t* from;
   uint4 words[kCount];
@@ -87,25 +90,29 @@ struct AwaitedQuads {
       words[i] = {tag, tag, tag, tag};
       PollQuadIf(wanted(i), from + place(i), words[i]);
     }
+    bool all = kPolls == Polls::kAll;
+    int missing = kCount + 1;
 #pragma unroll 1
-    while (!AreFresh(tag)) {
+    while (true) {
+      const int before = missing;
+      missing = 0;
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) missing += IsFresh(words[i], tag) ? 0 : 1;
+      if (missing == 0) break;
+      // After one that has come the others are requested too.
+      if (kPolls == Polls::kFirst) all = !all && missing < before && before <= kCount;
+      bool requests = true;
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
-        PollQuadIf(!IsFresh(words[i], tag), from + place(i), words[i]);
+        const bool polls = requests && !IsFresh(words[i], tag);
+        requests = requests && (all || !polls);
+        PollQuadIf(polls, from + place(i), words[i]);
       }
     }
   }
 
   MARLIN_DEVICE float4 Value(int i) const {
     return {ValueOf(words[i].x), ValueOf(words[i].y), ValueOf(words[i].z), ValueOf(words[i].w)};
-  }
-
- private:
-  MARLIN_DEVICE bool AreFresh(uint32_t tag) const {
-    bool fresh = true;
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) fresh = IsFresh(words[i], tag) && fresh;
-    return fresh;
   }
 };
 

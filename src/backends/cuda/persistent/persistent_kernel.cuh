@@ -443,11 +443,11 @@ __global__ void __launch_bounds__(kPersistentBlock, 1)
   }
   __syncthreads();
   if (threadIdx.x >= kPersistentThreads) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
     RunCopiers<kForm>(args);
     return;
   }
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 104;");
   Block block(args);
   block.Begin();
   block.template Run<kKind>();

@@ -232,50 +232,57 @@ class PersistentRows {
     const int router_rows = layer.router != nullptr && !attends ? Scratch().router_rows : 0;
     const auto* const router = reinterpret_cast<const float4*>(Memory() + args_.shared.router);
     // The warps' rows: requested before the inputs, they are there with them.
-    const uint32_t* const squares = Words(index) + args_.exchange.strips_squares[which] +
-                                    warp_ * OwnedStrips::Strips(args_) + lane_;
-    uint32_t found[kStripsOfLane];
+    const uint32_t* const squares =
+        Words(index) + args_.exchange.strips_squares[which] + warp_ * OwnedStrips::Strips(args_);
+    uint32_t found[kSquaresAtOnce];
     if (warp_ < args_.rows) {
 #pragma unroll
-      for (int i = 0; i < kStripsOfLane; ++i) {
-        if (lane_ + 32 * i < OwnedStrips::Strips(args_)) found[i] = PollWord(squares + 32 * i);
+      for (int i = 0; i < kSquaresAtOnce; ++i) {
+        const int strip = lane_ + 32 * i;
+        if (strip < OwnedStrips::Strips(args_)) found[i] = PollWord(squares + strip);
       }
     }
-    float dots[kMostRouterRows][kMostPersistentRows] = {};
+    // A CTA has one row of most routers; for each further one the words, which are there, are read
+    // again.
 #pragma unroll 1
-    for (int i = thread_; i < quads; i += kPersistentThreads) {
-      const AwaitedQuads<kMostPersistentRows> rows(
-          words + 4 * i, Tag(index), [&](int r) { return r * args_.features; },
-          [&](int r) { return r < args_.rows; });
+    for (int at = 0; at < max(router_rows, 1); ++at) {
+      float dots[kMostPersistentRows] = {};
+#pragma unroll 1
+      for (int i = thread_; i < quads; i += kPersistentThreads) {
+        const AwaitedQuads<kMostPersistentRows, Polls::kFirst> rows(
+            words + 4 * i, Tag(index), [&](int r) { return r * args_.features; },
+            [&](int r) { return r < args_.rows; });
+        float4 w = {0.0f, 0.0f, 0.0f, 0.0f};
+        if (router_rows > 0) w = router[at * quads + i];
+#pragma unroll
+        for (int r = 0; r < kMostPersistentRows; ++r) {
+          if (r >= args_.rows) break;
+          const float4 y = rows.Value(r);
+          if (at == 0) StoreActivations(args_, i, y, r);
+          dots[r] += __fmaf_rn(y.x, w.x, y.y * w.y) + __fmaf_rn(y.z, w.z, y.w * w.w);
+        }
+      }
+      if (router_rows == 0) break;
 #pragma unroll
       for (int r = 0; r < kMostPersistentRows; ++r) {
         if (r >= args_.rows) break;
-        const float4 y = rows.Value(r);
-        StoreActivations(args_, i, y, r);
-#pragma unroll
-        for (int at = 0; at < kMostRouterRows; ++at) {
-          if (at >= router_rows) break;
-          const float4 w = router[at * quads + i];
-          dots[at][r] += __fmaf_rn(y.x, w.x, y.y * w.y) + __fmaf_rn(y.z, w.z, y.w * w.w);
-        }
-      }
-    }
-#pragma unroll
-    for (int at = 0; at < kMostRouterRows; ++at) {
-      if (at >= router_rows) break;
-#pragma unroll
-      for (int row = 0; row < kMostPersistentRows; ++row) {
-        if (row >= args_.rows) break;
-        const float sum = WarpSum(dots[at][row]);
-        if (lane_ == 0) Rows().dots[at][row][warp_] = sum;
+        const float sum = WarpSum(dots[r]);
+        if (lane_ == 0) Rows().dots[at][r][warp_] = sum;
       }
     }
     if (warp_ < args_.rows) {
       float sum = 0.0f;
 #pragma unroll
-      for (int i = 0; i < kStripsOfLane; ++i) {
-        if (lane_ + 32 * i >= OwnedStrips::Strips(args_)) break;
-        sum += AwaitWord(squares + 32 * i, found[i], Tag(index));
+      for (int i = 0; i < kSquaresAtOnce; ++i) {
+        const int strip = lane_ + 32 * i;
+        if (strip < OwnedStrips::Strips(args_)) {
+          sum += AwaitWord(squares + strip, found[i], Tag(index));
+        }
+      }
+#pragma unroll 1
+      for (int strip = lane_ + 32 * kSquaresAtOnce; strip < OwnedStrips::Strips(args_);
+           strip += 32) {
+        sum += AwaitWord(squares + strip, PollWord(squares + strip), Tag(index));
       }
       sum = WarpSum(sum);
       const float epsilon = attends ? layer.attention_epsilon : layer.mlp_epsilon;
@@ -368,7 +375,7 @@ class PersistentRows {
     const int quads = min(features / 4, end_quad) - first_quad;
 #pragma unroll 1
     for (int quad = thread_; quad < quads; quad += kPersistentThreads) {
-      const AwaitedQuads<kMostPersistentRows> rows(
+      const AwaitedQuads<kMostPersistentRows, Polls::kFirst> rows(
           mixed + 4 * (first_quad + quad), tag, [&](int r) { return r * features; },
           [&](int r) { return r < args_.rows; });
 #pragma unroll
@@ -419,7 +426,7 @@ class PersistentRows {
         }
         from[i] = row * gates.columns + place * of_copy + element;
       }
-      const AwaitedQuads<2 * kAtOnce> quads(
+      const AwaitedQuads<2 * kAtOnce, Polls::kFirst> quads(
           words, Tag(index), [&](int i) { return from[i / 2] + i % 2 * to_up; },
           [&](int i) { return from[i / 2] >= 0; });
 #pragma unroll
@@ -524,7 +531,7 @@ class PersistentRows {
     if (blockIdx.x == 0 && thread_ == 0) args_.clock[0] = Scratch().clock + args_.layer_count;
   }
 
-  static constexpr int kStripsOfLane = kMostPersistentHidden / kStripOutputs / 32;
+  static constexpr int kSquaresAtOnce = 4;
 
   const PersistentArguments& args_;
   int thread_;
