@@ -298,7 +298,7 @@ void SplitResidual(double inputs, int rows, int blocks, PhaseGemm* gemm) {
   // In tiles of a CTA: the inputs of a k-tile and row that it gathers, and a row of a split's sums
   // that the owner of a strip adds.
   constexpr double kCostOfInput = 0.5;
-  constexpr double kCostOfSum = 0.04;
+  constexpr double kCostOfSum = 0.15;
   int best = 0;
   double least = 0;
   for (int splits = 1; splits <= std::min(kMostRowSplits, gemm->k_tiles); ++splits) {

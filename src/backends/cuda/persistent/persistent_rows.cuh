@@ -198,7 +198,7 @@ class PersistentRows {
     const int stride = args_.rows * gemm.columns;
     const uint32_t* const words = Words(index) + args_.exchange.phases[phase % kPhases] +
                                   row * gemm.columns + place.feature;
-    const AwaitedQuads<kAtOnce> quads(
+    const AwaitedQuads<kAtOnce, Polls::kFirst> quads(
         words + place.part * stride, Tag(index), [&](int i) { return i * kParts * stride; },
         [&](int i) { return place.part + i * kParts < splits; });
     float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
