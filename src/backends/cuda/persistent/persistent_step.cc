@@ -262,6 +262,13 @@ std::optional<PersistentPlan> PlanOne(const PersistentDescription& model,
   return plan;
 }
 
+/// From how many rows on the operations are as fast: where layers are dense, weights are read once in
+/// either way, and every CTA gathers the inputs of all rows (docs/log/2026-11-29-persistent-rows.md).
+int MostRows(const PersistentDescription& model) {
+  constexpr int kMostDenseRows = 3;
+  return model.experts().empty() ? kMostDenseRows : kMostPersistentRows;
+}
+
 /// The same of several rows.
 std::optional<PersistentPlan> PlanRows(int rows, const PersistentDescription& model,
                                        const DeviceShape& shape) {
@@ -329,7 +336,7 @@ Result<FusedRun> FusePersistent(const std::shared_ptr<DeviceHandle>& device,
   std::optional<PersistentPlan> one = PlanOne(model, shape);
   if (!one.has_value()) return Refuse(first, {"phases that do not fit in shared memory"});
   plans.push_back(*std::move(one));
-  for (int rows = 2; !hybrid && rows <= kMostPersistentRows; ++rows) {
+  for (int rows = 2; !hybrid && rows <= MostRows(model); ++rows) {
     std::optional<PersistentPlan> more = PlanRows(rows, model, shape);
     if (more.has_value()) plans.push_back(*std::move(more));
   }

@@ -236,7 +236,7 @@ class PersistentOnGpu : public ::testing::TestWithParam<Case> {
   }
 
   /// The same; of a model with states, at least 28 tokens, four at a time: an expert that is
-  /// selected otherwise changes all later tokens of its part, but not the median.
+  /// selected otherwise changes all later tokens of its part, but not the quartile.
   static std::vector<float> DecodeInParts(const Model& model, int prompt, int tokens) {
     if (!GetParam().config.contains("linear_num_key_heads")) return Decode(model, prompt, tokens);
     constexpr int kPart = 4;
@@ -248,8 +248,8 @@ class PersistentOnGpu : public ::testing::TestWithParam<Case> {
     return logits;
   }
 
-  /// The median over tokens of the relative distances of their logits: where two experts score
-  /// nearly the same, either path may select the other one for some token.
+  /// The first quartile over tokens of the relative distances of their logits: where two experts
+  /// score nearly the same, either path may select the other one for some token.
   static double Distance(const std::vector<float>& a, const std::vector<float>& b) {
     EXPECT_EQ(a.size(), b.size());
     std::vector<double> distances;
@@ -262,9 +262,9 @@ class PersistentOnGpu : public ::testing::TestWithParam<Case> {
       }
       distances.push_back(std::sqrt(difference / size));
     }
-    const auto median = distances.begin() + static_cast<ptrdiff_t>(distances.size() / 2);
-    std::ranges::nth_element(distances, median);
-    return *median;
+    const auto quartile = distances.begin() + static_cast<ptrdiff_t>(distances.size() / 4);
+    std::ranges::nth_element(distances, quartile);
+    return *quartile;
   }
 
   TemporaryDirectory directory_;
@@ -308,13 +308,15 @@ TEST_P(PersistentOnGpu, RowsAreAsNearToFp32AsTheOperations) {
   for (const int rows : {2, 3, 5, 8}) {
     SCOPED_TRACE(fmt::format("{} rows", rows));
     constexpr int kTokens = 12;
+    const bool fuses = rows <= 3 || GetParam().config.contains("num_experts") ||
+                       GetParam().config.contains("num_local_experts");
     const std::vector<float> wanted = DecodeTogether(exact, rows, kTokens);
     const std::vector<float> mine = DecodeTogether(persistent, rows, kTokens);
     const std::vector<float> others = DecodeTogether(chain, rows, kTokens);
     const double distance = Distance(mine, wanted);
     const double reference = Distance(others, wanted);
     EXPECT_LT(distance, 1.5 * reference + 1e-3);
-    if (runs && !GetParam().config.contains("linear_num_key_heads")) {
+    if (runs && fuses && !GetParam().config.contains("linear_num_key_heads")) {
       EXPECT_NE(mine, others) << "the persistent kernel did not run";
     }
     fmt::print("{} {} rows: {:.2e}, operations {:.2e}\n", GetParam().name, rows, distance,

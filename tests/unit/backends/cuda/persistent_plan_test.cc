@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "backends/cuda/persistent/persistent_deal.h"
+
 namespace marlin::cuda::persistent_plan_test {
 namespace {
 
@@ -187,6 +189,95 @@ TEST(PersistentPlan, PartsOfMemoryDoNotOverlap) {
   }
   EXPECT_GE(at.mixed - at.attention, 4 * args->attention_splits * 8 * (128 + 4));
   EXPECT_GE(at.words - at.arrived, kBlocks);
+}
+
+/// The layer for `rows`.
+PersistentLayer LayerOfRows(int rows) {
+  static const PersistentExpert kExpert;
+  PersistentLayer layer = Layer();
+  layer.experts = &kExpert;
+  SplitRows(rows, Shape().router, kBlocks, &layer);
+  return layer;
+}
+
+/// The tile of a warp of the block, and its unit.
+void ExpectTile(const PhaseGemm& gemm, const Schedule& header, const PhaseDeal& deal,
+                const TileWalk& walk) {
+  EXPECT_GE(walk.k_tile(), header.first_k_tile);
+  EXPECT_LT(walk.k_tile(), header.end_k_tile);
+  const ScheduledTile tile = walk.Tile();
+  const ScheduledUnit unit = deal.Unit(walk.unit());
+  const int segment = walk.k_tile() * gemm.segment_factor >> kSegmentBits;
+  EXPECT_EQ(tile.selection, gemm.segments > 1 ? segment : unit.copy);
+  EXPECT_EQ(tile.side, unit.side);
+  EXPECT_EQ(int64_t{tile.offset} * 16,
+            TileOffset(gemm.weights, static_cast<int>(unit.output) / kStripOutputs,
+                       walk.k_tile() - segment * gemm.weights.tiles_of_strip));
+}
+
+/// Adds the units and k-tiles of the block's tiles to `seen`.
+void ExpectWalks(const PhaseGemm& gemm, const PhaseDeal& deal,
+                 std::set<std::pair<int, int>>* seen) {
+  const Schedule header = deal.Header();
+  std::map<int, std::set<int>> warps;
+  for (int warp = 0; warp < kPersistentWarps; ++warp) {
+    const int first = TilesBefore(warp, header.tiles);
+    const int end = TilesBefore(warp + 1, header.tiles);
+    if (first == end) continue;
+    TileWalk walk(gemm, header, first);
+    for (int tile = first; tile < end; ++tile, walk.Advance()) {
+      ASSERT_LT(walk.unit(), header.units);
+      EXPECT_EQ(WarpOfTile(tile, header.tiles), warp);
+      warps[walk.unit()].insert(warp);
+      EXPECT_TRUE(seen->emplace(header.first_unit + walk.unit(), walk.k_tile()).second);
+      ExpectTile(gemm, header, deal, walk);
+    }
+  }
+  for (int local = 0; local < header.units; ++local) {
+    const ScheduledUnit unit = deal.Unit(local);
+    const std::set<int>& its = warps[local];
+    EXPECT_EQ(unit.end_warp - unit.first_warp, std::ssize(its));
+    EXPECT_EQ(unit.first_warp, its.empty() ? 0 : *its.begin());
+  }
+}
+
+TEST(PersistentPlan, RowsTilesHaveOneBlockAndOneWarp) {
+  for (const auto& [rows, tasks] : {std::pair(2, 8), std::pair(2, 13), std::pair(5, 9),
+                                    std::pair(8, 51), std::pair(8, 64)}) {
+    const PersistentLayer layer = LayerOfRows(rows);
+    EXPECT_EQ(layer.gemms[2].most_selected, rows * 8);
+    for (const PhaseGemm& gemm : layer.gemms) {
+      const bool routed = gemm.most_selected > 0;
+      std::set<std::pair<int, int>> seen;
+      for (int block = 0; block < kBlocks; ++block) {
+        ExpectWalks(gemm, PhaseDeal(gemm, rows, routed ? tasks : 0, block, kBlocks), &seen);
+      }
+      const int copies = routed && gemm.segments == 1 ? tasks : gemm.copies;
+      const int k_tiles = gemm.segments > 1 ? tasks * gemm.weights.tiles_of_strip : gemm.k_tiles;
+      EXPECT_EQ(std::ssize(seen), copies * gemm.sides * gemm.strips * k_tiles);
+    }
+  }
+}
+
+TEST(PersistentPlan, RowsPartsOfMemoryDoNotOverlap) {
+  for (const int rows : {2, 8}) {
+    std::vector<PersistentLayer> layers(2, LayerOfRows(rows));
+    const Schedules schedules = ScheduleLayers(layers, kBlocks, rows);
+    PersistentArguments shape = Shape();
+    shape.form = PersistentForm::kRows;
+    shape.rows = rows;
+    const auto args = LayOutPersistent(shape, layers, schedules, kBlocks, kSharedBytes);
+    ASSERT_TRUE(args.has_value());
+    EXPECT_LE(args->shared.bytes, kSharedBytes);
+    EXPECT_GE(args->slots, 2);
+    EXPECT_GE(args->shared.sums - args->shared.activations, rows * args->activation_stride);
+    EXPECT_GE(args->shared.ring - args->shared.keys, 8 * 16 * (272 + 272));
+    EXPECT_GE(args->activation_stride, schedules.span * kTileK * 2);
+    EXPECT_EQ(args->exchange.phase_words[3],
+              layers[0].gemms[3].splits * rows * layers[0].gemms[3].columns);
+    EXPECT_LE(layers[0].gemms[3].splits, kMostRowSplits);
+    EXPECT_GE(args->exchange.arrived - args->exchange.inputs[1], rows * (2048 + 64));
+  }
 }
 
 /// Whether the bytes of `values`, of which there may be none, begin at `data`.
