@@ -236,7 +236,8 @@ class TokenAttention {
                   mixed, tag);
     }
   }
-  /// The same of several rows. `parts` and `mixed`: of the first row; `active_splits`: of every row.
+  /// The same of several rows. `parts` and `mixed`: of the first row; `active_splits`: of every
+  /// row.
   MARLIN_DEVICE void CombineRows(const uint32_t* parts, const int* active_splits, uint32_t* mixed,
                                  uint32_t tag) const {
     const auto blocks = static_cast<int>(gridDim.x);
@@ -609,8 +610,8 @@ class TokenAttention {
 };
 
 /// The threads that copy the first keys of every layer, `thread` of kKeyCopiers: from when its
-/// projections begin, at which time all tiles of the layer before have been multiplied; with several
-/// rows when they have been multiplied too.
+/// projections begin, at which time all tiles of the layer before have been multiplied; with
+/// several rows when they have been multiplied too.
 MARLIN_DEVICE void CopyKeys(const PersistentArguments& args, int thread) {
   const LayerBarrier allowed = args.rows > 1 ? LayerBarrier::kKeysAllowed : AllowedOf(Phase::kOut);
 #pragma unroll 1

@@ -12,8 +12,7 @@ namespace marlin::cuda {
 /// a / b, of numbers below 2^24 that are not negative: on a GPU in a fraction of a division's time.
 MARLIN_HOST_DEVICE int QuotientOf(int a, int b) {
 #ifdef __CUDA_ARCH__
-  const int quotient =
-      static_cast<int>(__fdividef(static_cast<float>(a), static_cast<float>(b)));
+  const int quotient = static_cast<int>(__fdividef(static_cast<float>(a), static_cast<float>(b)));
   const int rest = a - quotient * b;
   return quotient + (rest >= b ? 1 : 0) - (rest < 0 ? 1 : 0);
 #else
@@ -132,8 +131,7 @@ class TileWalk {
     // Without splits, there may be other copies than the phase says.
     const int units = gemm.copies * of_copy;
     const int before = schedule.tiles_before + local;
-    const int split =
-        gemm.splits == 1 ? 0 : QuotientOf(before, units * schedule.tiles_of_split);
+    const int split = gemm.splits == 1 ? 0 : QuotientOf(before, units * schedule.tiles_of_split);
     SetSplit(split * schedule.tiles_of_split);
     const int of_split = before - first_ * units;
     const int number = QuotientOf(of_split, end_ - first_);
@@ -161,15 +159,14 @@ class TileWalk {
   MARLIN_HOST_DEVICE int k_tile() const { return k_tile_; }
   MARLIN_HOST_DEVICE ScheduledTile Tile() const {
     const int side = of_copy_ >= gemm_.strips ? 1 : 0;
-    const int segment =
-        gemm_.segments > 1 ? k_tile_ * gemm_.segment_factor >> kSegmentBits : 0;
+    const int segment = gemm_.segments > 1 ? k_tile_ * gemm_.segment_factor >> kSegmentBits : 0;
     const int selection = gemm_.segments > 1 ? segment : copy_;
     const TileView& layout = selection == gemm_.shared_selection ? gemm_.shared : gemm_.weights;
     ScheduledTile tile;
-    tile.offset = static_cast<uint32_t>(
-        TileOffset(layout, of_copy_ - side * gemm_.strips,
-                   k_tile_ - segment * gemm_.weights.tiles_of_strip) /
-        16);
+    tile.offset =
+        static_cast<uint32_t>(TileOffset(layout, of_copy_ - side * gemm_.strips,
+                                         k_tile_ - segment * gemm_.weights.tiles_of_strip) /
+                              16);
     tile.k_tile = static_cast<uint16_t>(k_tile_);
     tile.unit = static_cast<uint8_t>(unit_);
     tile.selection = static_cast<uint8_t>(selection) & 127;

@@ -70,8 +70,8 @@ MARLIN_DEVICE void PollQuadIf(bool polls, const uint32_t* from, uint4& v) {
       : "memory");
 }
 
-/// Which of the missing quads a round of polls requests: all, or the first one until it is there and
-/// then all. Polls of many rows would take what L2 delivers from the weights.
+/// Which of the missing quads a round of polls requests: all, or the first one until it is there
+/// and then all. Polls of many rows would take what L2 delivers from the weights.
 enum class Polls : uint8_t { kAll, kFirst };
 
 /// Quads that a thread awaits together. One after another, each would cost a round trip to L2.

@@ -425,8 +425,8 @@ template <CodeKind kKind, PersistentForm kForm>
 __global__ void __launch_bounds__(kPersistentBlock, 1)
     PersistentKernel(const __grid_constant__ PersistentArguments args) {
   constexpr bool kHybrid = kForm == PersistentForm::kHybrid;
-  using Block = std::conditional_t<kForm == PersistentForm::kRows, PersistentRows,
-                                   PersistentBlock<kHybrid>>;
+  using Block =
+      std::conditional_t<kForm == PersistentForm::kRows, PersistentRows, PersistentBlock<kHybrid>>;
   if (threadIdx.x == 0) {
     PersistentScratch& scratch = Tables{args}.Scratch();
     scratch.clock = args.clock[0];

@@ -78,8 +78,8 @@ struct PhaseGemm {
   /// With several rows: the most experts that they select, of which each is multiplied once; the
   /// copies or segments follow from those that they do select. 0: the phase is not one of experts.
   int most_selected = 0;
-  int segment_factor = 0;       ///< The segment of k-tile t is t * this >> kSegmentBits.
-  int k_tiles = 0;              ///< In all segments.
+  int segment_factor = 0;  ///< The segment of k-tile t is t * this >> kSegmentBits.
+  int k_tiles = 0;         ///< In all segments.
   int splits = 1;
   int tiles_of_split = 0;  ///< The last split may have fewer.
   int columns = 0;         ///< Sums of a split: copies x sides x strips x 32.
@@ -194,7 +194,7 @@ enum class LayerBarrier : uint8_t {
   kLayer,  ///< Its table, and the weights of attention's norm.
   kMlp,    ///< The weights of its other norm, the CTA's rows of the router, the experts' table.
   kKeys,
-  kAllowed,  ///< The first of one for every phase, whose copies it allows.
+  kAllowed,                           ///< The first of one for every phase, whose copies it allows.
   kKeysAllowed = kAllowed + kPhases,  ///< With several rows.
 };
 inline constexpr int kLayerBarriers = static_cast<int>(LayerBarrier::kKeysAllowed) + 1;
@@ -280,14 +280,14 @@ struct PersistentScratch {
   double router[kPersistentWarps];
   alignas(16) float squares[kPersistentWarps];
   float dots[kMostRouterRows][kPersistentWarps];
-  int32_t ids[kMostTasks];     ///< The selected experts; of several rows, each once.
-  float weights[kMostTasks];   ///< Of several rows: [rows][kMostChosenExperts].
-  int router_rows;   ///< Rows of the router that the CTA has.
-  int row;           ///< Whose attention the CTA has a part of.
-  int kv_head;       ///< The CTA's; kv_heads: it has no part in attention.
-  int split;         ///< The CTA's part of the KV head's keys.
-  int head;          ///< Whose features the CTA merges first.
-  int head_kv_head;  ///< Its KV head.
+  int32_t ids[kMostTasks];    ///< The selected experts; of several rows, each once.
+  float weights[kMostTasks];  ///< Of several rows: [rows][kMostChosenExperts].
+  int router_rows;            ///< Rows of the router that the CTA has.
+  int row;                    ///< Whose attention the CTA has a part of.
+  int kv_head;                ///< The CTA's; kv_heads: it has no part in attention.
+  int split;                  ///< The CTA's part of the KV head's keys.
+  int head;                   ///< Whose features the CTA merges first.
+  int head_kv_head;           ///< Its KV head.
 };
 
 /// The same, of several rows.
@@ -295,10 +295,10 @@ struct RowsScratch {
   float factors[kMostPersistentRows];  ///< Of the norm.
   float dots[kMostRouterRows][kMostPersistentRows][kPersistentWarps];
   int active_splits[kMostCacheGroups][kMostPersistentRows];  ///< As AttentionPart's.
-  int32_t chosen[kMostTasks];                      ///< [rows][kMostChosenExperts]
-  int tasks;                                       ///< Experts that any row has selected:
-  uint8_t task_rows[kMostTasks];                   ///< a bit for every row,
-  uint8_t places[kMostTasks][kMostPersistentRows];           ///< and the expert's place in its selection.
+  int32_t chosen[kMostTasks];                                ///< [rows][kMostChosenExperts]
+  int tasks;                                                 ///< Experts that any row has selected:
+  uint8_t task_rows[kMostTasks];                             ///< a bit for every row,
+  uint8_t places[kMostTasks][kMostPersistentRows];  ///< and the expert's place in its selection.
 };
 
 /// Offsets in an exchange buffer, in words.
@@ -310,10 +310,10 @@ struct PersistentExchange {
   int results = 0;                ///< Gated delta nets': [heads][value_dim]
   int squares = 0;                ///< [heads][kDeltaSquares]
   int logits = 0;
-  int inputs[2] = {};   ///< Of several rows, [rows][features]: the inputs of kQkv and kGates, times
-                        ///< the norm's weights,
+  int inputs[2] = {};  ///< Of several rows, [rows][features]: the inputs of kQkv and kGates, times
+                       ///< the norm's weights,
   int strips_squares[2] = {};  ///< and [rows][strips]: the sums of squares, without them.
-  int arrived = 0;  ///< [CTAs]
+  int arrived = 0;             ///< [CTAs]
   int words = 0;
 };
 
@@ -397,9 +397,9 @@ struct PersistentArguments {
   PersistentForm form = PersistentForm::kToken;
   int rows = 1;
   int activation_stride = 0;  ///< Bytes of a row's activations.
-  bool output_gate = false;  ///< As AttentionStep.
-  unsigned key_groups = 0;   ///< A bit for every cache group of keys.
-  int attention_layers = 0;  ///< In the run.
+  bool output_gate = false;   ///< As AttentionStep.
+  unsigned key_groups = 0;    ///< A bit for every cache group of keys.
+  int attention_layers = 0;   ///< In the run.
   int delta_layers = 0;
   int cache_bytes = 2;  ///< Bytes of an element of the KV cache: bf16, or 1 for e4m3.
   GateView gate;

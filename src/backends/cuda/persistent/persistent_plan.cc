@@ -292,8 +292,8 @@ void SetSplits(int splits, PhaseGemm* gemm) {
   gemm->columns = gemm->copies * gemm->sides * gemm->strips * kStripOutputs;
 }
 
-/// Chooses the splits of a phase of several rows whose sums are the residual's: `inputs` is the rows
-/// that have inputs in a k-tile, on average.
+/// Chooses the splits of a phase of several rows whose sums are the residual's: `inputs` is the
+/// rows that have inputs in a k-tile, on average.
 void SplitResidual(double inputs, int rows, int blocks, PhaseGemm* gemm) {
   // In tiles of a CTA: the inputs of a k-tile and row that it gathers, and a row of a split's sums
   // that the owner of a strip adds.

@@ -42,9 +42,8 @@ class PersistentRows {
     }
     ForOwned([&](int row, const Place& place) {
       if (place.part != 0) return;
-      *place.residual = place.feature < args_.features
-                            ? *HiddenAt(row, place.feature)
-                            : float4{0.0f, 0.0f, 0.0f, 0.0f};
+      *place.residual = place.feature < args_.features ? *HiddenAt(row, place.feature)
+                                                       : float4{0.0f, 0.0f, 0.0f, 0.0f};
     });
     BeginTables(args_, kMostTeams);
   }
@@ -59,7 +58,8 @@ class PersistentRows {
       const bool normalizes = which == Phase::kQkv || which == Phase::kGates;
       if (normalizes) {
         if (phase < args_.end_phase) {
-          AwaitLayer(args_, which == Phase::kQkv ? LayerBarrier::kLayer : LayerBarrier::kMlp, index);
+          AwaitLayer(args_, which == Phase::kQkv ? LayerBarrier::kLayer : LayerBarrier::kMlp,
+                     index);
         }
         AddBlock(phase);
         if (phase == args_.end_phase) break;
@@ -70,8 +70,8 @@ class PersistentRows {
         PrepareDown(phase);
       }
       // Copies run a phase ahead, but for experts' tiles, which the router chooses.
-      const bool awaits_router = LayerOf(phase).experts != nullptr &&
-                                 (which == Phase::kOut || which == Phase::kGates);
+      const bool awaits_router =
+          LayerOf(phase).experts != nullptr && (which == Phase::kOut || which == Phase::kGates);
       if (phase == args_.first_phase) AllowCopies(args_, Phase::kQkv);
       if (!awaits_router) AllowCopies(args_, static_cast<Phase>((phase + 1) % kPhases));
       SyncFirst<kPersistentThreads>();
@@ -79,8 +79,8 @@ class PersistentRows {
       if (which == Phase::kGates) Route(phase);
       const Schedule& schedule = tables_.ScheduleOf(tables_.GemmOf(phase));
       // A norm needs all k.
-      MultiplyPhase<kKind, PersistentForm::kRows>(
-          args_, phase, schedule, normalizes ? 0 : schedule.first_k_tile, ring_);
+      MultiplyPhase<kKind, PersistentForm::kRows>(args_, phase, schedule,
+                                                  normalizes ? 0 : schedule.first_k_tile, ring_);
       SyncFirst<kPersistentThreads>();
       Publish(phase, schedule);
     }
@@ -196,8 +196,8 @@ class PersistentRows {
     const PhaseGemm& gemm = tables_.GemmOf(phase);
     const int splits = gemm.splits;
     const int stride = args_.rows * gemm.columns;
-    const uint32_t* const words = Words(index) + args_.exchange.phases[phase % kPhases] +
-                                  row * gemm.columns + place.feature;
+    const uint32_t* const words =
+        Words(index) + args_.exchange.phases[phase % kPhases] + row * gemm.columns + place.feature;
     const AwaitedQuads<kAtOnce, Polls::kFirst> quads(
         words + place.part * stride, Tag(index), [&](int i) { return i * kParts * stride; },
         [&](int i) { return place.part + i * kParts < splits; });

@@ -133,9 +133,8 @@ class PersistentSteps final : public FusedOperations {
     args.layers = reinterpret_cast<const PersistentLayer*>(loaded.layers.data());
     args.layer_count = static_cast<int>(plan->layers.size());
     const bool ends = plan->layers.back().mlp_norm == nullptr;
-    args.first_phase = static_cast<int>(plan->layers.front().attention_norm == nullptr
-                                            ? Phase::kOut
-                                            : Phase::kQkv);
+    args.first_phase = static_cast<int>(
+        plan->layers.front().attention_norm == nullptr ? Phase::kOut : Phase::kQkv);
     args.end_phase = args.layer_count * kPhases - (ends ? kPhases - 1 : 0);
     args.errors = errors_.view();
     plans_.push_back(std::move(loaded));
@@ -262,8 +261,9 @@ std::optional<PersistentPlan> PlanOne(const PersistentDescription& model,
   return plan;
 }
 
-/// From how many rows on the operations are as fast: where layers are dense, weights are read once in
-/// either way, and every CTA gathers the inputs of all rows (docs/log/2026-11-29-persistent-rows.md).
+/// From how many rows on the operations are as fast: where layers are dense, weights are read once
+/// in either way, and every CTA gathers the inputs of all rows
+/// (docs/log/2026-11-29-persistent-rows.md).
 int MostRows(const PersistentDescription& model) {
   constexpr int kMostDenseRows = 3;
   return model.experts().empty() ? kMostDenseRows : kMostPersistentRows;

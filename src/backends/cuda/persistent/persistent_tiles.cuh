@@ -3,9 +3,9 @@
 //
 //   The tiles of a CTA's units are numbered; warp w has numbers w, w + 16, w + 32 ..., or with
 //   several rows adjacent ones. More warps copy them in this order, phase after phase, up to the
-//   last one that they are allowed: the experts' tiles are not known before the router has chosen. Copies are issued after a gather,
-//   never before one: a multiprocessor's requests are served in order, and polls would wait behind
-//   them.
+//   last one that they are allowed: the experts' tiles are not known before the router has chosen.
+//   Copies are issued after a gather, never before one: a multiprocessor's requests are served in
+//   order, and polls would wait behind them.
 #pragma once
 
 #include <type_traits>
@@ -460,8 +460,8 @@ MARLIN_DEVICE void MultiplyTiles(const PersistentArguments& args, const PhaseGem
     }
     const uint32_t rows[1] = {mine + k_tile * (kTileK * 2)};
     const uint32_t at = ring.Await(is_low);
-    TileProduct<kKind, T, kUse, 1, 1>::template Run<kGroups>(
-        at, layout, rows, tile_lane, mode, table, acc, [&] { ring.Release(); });
+    TileProduct<kKind, T, kUse, 1, 1>::template Run<kGroups>(at, layout, rows, tile_lane, mode,
+                                                             table, acc, [&] { ring.Release(); });
   };
   if constexpr (kRows) {
     // Columns that no row has are multiplied by the first one's values, and not stored.

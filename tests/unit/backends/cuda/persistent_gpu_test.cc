@@ -223,9 +223,9 @@ class PersistentOnGpu : public ::testing::TestWithParam<Case> {
       std::vector<SequenceInput> inputs;
       for (int row = 0; row < rows; ++row) {
         const auto at = static_cast<size_t>(row);
-        inputs.push_back({&sequences[at],
-                          std::span(texts[at]).subspan(static_cast<size_t>(kLengths[row] + token), 1),
-                          false});
+        inputs.push_back(
+            {&sequences[at],
+             std::span(texts[at]).subspan(static_cast<size_t>(kLengths[row] + token), 1), false});
       }
       float* const first = logits.data() + int64_t{token} * rows * kVocab;
       const Status status =
@@ -304,7 +304,8 @@ TEST_P(PersistentOnGpu, RowsAreAsNearToFp32AsTheOperations) {
   const Model persistent = Load(with);
   const Model chain = Load(without);
   const Model exact = Load(without, true);
-  const bool runs = !GetParam().format.starts_with("nf") && !IsSparse() && HasPersistentKernel(with);
+  const bool runs =
+      !GetParam().format.starts_with("nf") && !IsSparse() && HasPersistentKernel(with);
   for (const int rows : {2, 3, 5, 8}) {
     SCOPED_TRACE(fmt::format("{} rows", rows));
     constexpr int kTokens = 12;

@@ -242,8 +242,8 @@ void ExpectWalks(const PhaseGemm& gemm, const PhaseDeal& deal,
 }
 
 TEST(PersistentPlan, RowsTilesHaveOneBlockAndOneWarp) {
-  for (const auto& [rows, tasks] : {std::pair(2, 8), std::pair(2, 13), std::pair(5, 9),
-                                    std::pair(8, 51), std::pair(8, 64)}) {
+  for (const auto& [rows, tasks] :
+       {std::pair(2, 8), std::pair(2, 13), std::pair(5, 9), std::pair(8, 51), std::pair(8, 64)}) {
     const PersistentLayer layer = LayerOfRows(rows);
     EXPECT_EQ(layer.gemms[2].most_selected, rows * 8);
     for (const PhaseGemm& gemm : layer.gemms) {
