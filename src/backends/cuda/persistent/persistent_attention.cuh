@@ -222,42 +222,35 @@ class TokenAttention {
   /// Where a KV head has one part, Run has published the result.
   MARLIN_DEVICE void Combine(const uint32_t* parts, uint32_t* mixed, uint32_t tag) const {
     if (Part().active_splits == 1) return;
-    const auto blocks = static_cast<int>(gridDim.x);
+    const PersistentScratch& scratch = Tables{args_}.Scratch();
 #pragma unroll 1
-    for (int unit = static_cast<int>(blockIdx.x) + warp_ * blocks;
-         unit < args_.heads * args_.value_dim / 32; unit += kPersistentWarps * blocks) {
-      int head = Tables{args_}.Scratch().head;
-      int kv_head = Tables{args_}.Scratch().head_kv_head;
-      if (warp_ > 0) {
-        head = unit * 32 / args_.value_dim;
-        kv_head = head / args_.group;
-      }
+    for (int unit = blockIdx.x + warp_ * gridDim.x; unit < args_.heads * args_.value_dim / 32;
+         unit += kPersistentWarps * gridDim.x) {
+      const int head = warp_ > 0 ? unit * 32 / args_.value_dim : scratch.head;
+      const int kv_head = warp_ > 0 ? head / args_.group : scratch.head_kv_head;
       CombineUnit(parts, Part().active_splits, {head, kv_head, unit * 32 - head * args_.value_dim},
                   mixed, tag);
     }
   }
-  /// The same of several rows. `parts` and `mixed`: of the first row; `active_splits`: of every
-  /// row.
+  /// The same of all rows, from the first row's parts on; `active_splits`: every row's.
   MARLIN_DEVICE void CombineRows(const uint32_t* parts, const int* active_splits, uint32_t* mixed,
                                  uint32_t tag) const {
-    const auto blocks = static_cast<int>(gridDim.x);
     const int features = args_.heads * args_.value_dim;
 #pragma unroll 1
-    for (int unit = static_cast<int>(blockIdx.x) + warp_ * blocks;
-         unit < args_.rows * features / 32; unit += kPersistentWarps * blocks) {
-      const int row = unit * 32 / features;
-      const int splits = active_splits[row];
-      if (splits == 1) continue;
-      const int feature = unit * 32 - row * features;
-      const int head = feature / args_.value_dim;
-      CombineUnit(parts + row * args_.kv_heads * args_.attention_splits * PartWords(), splits,
-                  {head, head / args_.group, feature - head * args_.value_dim},
-                  mixed + row * features, tag);
+    for (int first = (blockIdx.x + warp_ * gridDim.x) * 32; first < args_.rows * features;
+         first += kPersistentWarps * gridDim.x * 32) {
+      const int row = first / features;
+      if (active_splits[row] == 1) continue;
+      const int head = (first - row * features) / args_.value_dim;
+      const int feature = first - row * features - head * args_.value_dim;
+      CombineUnit(parts + row * args_.kv_heads * args_.attention_splits * PartWords(),
+                  active_splits[row], {head, head / args_.group, feature}, mixed + row * features,
+                  tag);
     }
   }
 
  private:
-  // Read again after every barrier: as fields they would take registers that are short.
+  // Read again after every barrier: fields would take registers that are short.
   MARLIN_DEVICE const AttentionPart& Part() const {
     return Tables{args_}.Scratch().attention[layer_.cache_group];
   }

@@ -1,4 +1,4 @@
-// What the persistent kernel's CTAs find out before the first layer: once, since divisions take a
+// The start of the persistent kernel: a CTA's part of attention, found once, since divisions take a
 // hundred clocks.
 #pragma once
 

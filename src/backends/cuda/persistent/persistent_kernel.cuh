@@ -1,7 +1,7 @@
 // Decode of one token by one launch: all layers of a model in a kernel whose CTAs stay.
 //
 //   The CTAs, one per multiprocessor, run the phases of a layer together and exchange what a phase
-//   needs of the one before through global memory (persistent_exchange.cuh):
+//   needs of the previous one through global memory (persistent_exchange.cuh):
 //
 //     phase    before it, in every CTA                             it publishes
 //     kQkv     residual += downs; norm                             queries, keys, values
@@ -93,7 +93,7 @@ class PersistentBlock {
         PrepareDown(phase);
       }
       const bool routes = LayerOf(phase).experts != nullptr;
-      // Copies run a phase ahead, but for experts' tiles, which the router chooses.
+      // Copies run a phase ahead, except experts' tiles, which the router chooses.
       const bool awaits_router = routes && (which == Phase::kOut || which == Phase::kGates);
       if (phase == args_.first_phase && which == Phase::kQkv) AllowCopies(args_, Phase::kQkv);
       if (!awaits_router) AllowCopies(args_, static_cast<Phase>((phase + 1) % kPhases));

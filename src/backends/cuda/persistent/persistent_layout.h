@@ -63,7 +63,7 @@ inline constexpr int kSegmentBits = 20;
 ///
 /// Every unit publishes its 32 sums, and their readers add the splits in their order. Which units
 /// and tiles a CTA has is computed by the host (persistent_plan.h), as a division takes a hundred
-/// clocks; but those of experts that several rows have selected (persistent_deal.h).
+/// clocks, except where several rows select experts (persistent_deal_layout.h).
 struct PhaseGemm {
   TileView weights;                   ///< The first side's; all sides have its layout.
   const uint8_t* up_tiles = nullptr;  ///< The second side's.
@@ -123,7 +123,7 @@ struct Schedule {
   int end_k_tile = 0;
   int tiles_at = 0;  ///< Offset of the tiles from here.
   int first_unit = 0;
-  int tiles_before = 0;  ///< Of the phase, before the CTA's.
+  int tiles_before = 0;  ///< The phase's, before the CTA's.
   int tiles_of_split = 0;
   int k_tiles = 0;
   int padding[3] = {};
@@ -281,7 +281,7 @@ struct PersistentScratch {
   alignas(16) float squares[kPersistentWarps];
   float dots[kMostRouterRows][kPersistentWarps];
   int32_t ids[kMostTasks];    ///< The selected experts; of several rows, each once.
-  float weights[kMostTasks];  ///< Of several rows: [rows][kMostChosenExperts].
+  float weights[kMostTasks];  ///< With several rows, [rows][kMostChosenExperts].
   int router_rows;            ///< Rows of the router that the CTA has.
   int row;                    ///< Whose attention the CTA has a part of.
   int kv_head;                ///< The CTA's; kv_heads: it has no part in attention.
@@ -292,7 +292,7 @@ struct PersistentScratch {
 
 /// The same, of several rows.
 struct RowsScratch {
-  float factors[kMostPersistentRows];  ///< Of the norm.
+  float factors[kMostPersistentRows];  ///< The norm's.
   float dots[kMostRouterRows][kMostPersistentRows][kPersistentWarps];
   int active_splits[kMostCacheGroups][kMostPersistentRows];  ///< As AttentionPart's.
   int32_t chosen[kMostTasks];                                ///< [rows][kMostChosenExperts]
@@ -310,8 +310,8 @@ struct PersistentExchange {
   int results = 0;                ///< Gated delta nets': [heads][value_dim]
   int squares = 0;                ///< [heads][kDeltaSquares]
   int logits = 0;
-  int inputs[2] = {};  ///< Of several rows, [rows][features]: the inputs of kQkv and kGates, times
-                       ///< the norm's weights,
+  int inputs[2] = {};  ///< [rows][features]: several rows' inputs of kQkv and kGates, times the
+                       ///< norm's weights,
   int strips_squares[2] = {};  ///< and [rows][strips]: the sums of squares, without them.
   int arrived = 0;             ///< [CTAs]
   int words = 0;

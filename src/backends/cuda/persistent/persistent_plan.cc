@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "backends/cuda/decoder/decoder_layout.h"
-#include "backends/cuda/persistent/persistent_deal.h"
+#include "backends/cuda/persistent/persistent_deal_layout.h"
 #include "backends/cuda/plan/tile_problem.h"
 #include "base/checked.h"
 

@@ -2,14 +2,11 @@
 // it: every selected expert is multiplied once, with the rows as columns.
 #pragma once
 
-#include "backends/cuda/persistent/persistent_deal.h"
+#include "backends/cuda/persistent/persistent_deal_layout.h"
 #include "backends/cuda/persistent/persistent_router.cuh"
+#include "backends/cuda/persistent/persistent_rows_part.cuh"
 
 namespace marlin::cuda {
-
-MARLIN_DEVICE RowsScratch& RowsOf(const PersistentArguments& args) {
-  return *reinterpret_cast<RowsScratch*>(Memory() + args.shared.rows);
-}
 
 /// The top-k selection of a row by logits alone, as LogitRouter, by one warp. A lane has every 32nd
 /// expert: the first `kHeld` in registers, and more than those in shared memory.

@@ -23,7 +23,7 @@
 namespace marlin::cuda {
 namespace {
 
-/// What the kernel reads of the layers, for a number of rows.
+/// The layers in device memory, for a number of rows.
 struct PersistentForRows {
   PersistentArguments arguments;
   const void* function = nullptr;

@@ -11,7 +11,7 @@
 #include <type_traits>
 
 #include "backends/cuda/gemm/gemv/gemv_kernel.cuh"
-#include "backends/cuda/persistent/persistent_deal.h"
+#include "backends/cuda/persistent/persistent_deal_layout.h"
 #include "backends/cuda/persistent/persistent_layout.h"
 
 namespace marlin::cuda {
@@ -27,7 +27,7 @@ MARLIN_DEVICE uint8_t* Memory() {
 struct Tables {
   const PersistentArguments& args;
 
-  /// A layer, if it is this one or the one beside it.
+  /// A layer, if it is this one or a neighbour.
   MARLIN_DEVICE const PersistentLayer& LayerOf(int index) const {
     return reinterpret_cast<const PersistentLayer*>(Memory() + args.shared.layers)[index & 1];
   }
@@ -225,7 +225,7 @@ class TileCopier {
   }
 
   /// Tables are copied when their places have been read for the last time: a layer's while the
-  /// gates of the one before are, the MLP's parts with the projection of attention.
+  /// gates of the previous one are, the MLP's parts with the projection of attention.
   MARLIN_DEVICE void Run() {
     const PersistentArguments& args = tables_.args;
     CopyLayer(0);
@@ -252,7 +252,7 @@ class TileCopier {
   static MARLIN_DEVICE int Lane() { return static_cast<int>(threadIdx.x) & 31; }
   MARLIN_DEVICE int FirstWarp() const { return half_ * kWarps; }
 
-  // The warp that copies no tables arrives at their barriers too: so it never falls a layer behind.
+  // The warp that copies no tables arrives at their barriers too: so it never lags by a layer.
 
   MARLIN_DEVICE void CopyLayer(int layer) const {
     if (!ElectOne()) return;
@@ -406,6 +406,30 @@ MARLIN_DEVICE float* SumsOf(const PersistentArguments& args) {
   return reinterpret_cast<float*>(Memory() + args.shared.sums);
 }
 
+/// Stores a warp's sums of a unit. With several rows, its columns are the rows
+/// (ScheduledUnit::first_warp).
+template <PersistentForm kForm>
+MARLIN_DEVICE void StoreSums(const PersistentArguments& args, int unit, const float (&acc)[2][1][4],
+                             float factor, float* sums) {
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  const int warp = static_cast<int>(threadIdx.x) >> 5;
+  constexpr bool kRows = kForm == PersistentForm::kRows;
+  if (!kRows && (lane & 3) != 0) return;
+  float* const mine = kRows ? sums + (unit + warp) * args.rows * kRowSumFloats
+                            : sums + (unit * kPersistentWarps + warp) * kStripOutputs;
+#pragma unroll
+  for (int e = 0; e < (kRows ? 2 : 1); ++e) {
+    const int row = kRows ? (lane & 3) * 2 + e : 0;
+    if (kRows && row >= args.rows) break;
+    float* const of_row = mine + row * kRowSumFloats + (lane >> 2);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      of_row[r * 16] = acc[r][0][e] * factor;
+      of_row[r * 16 + 8] = acc[r][0][2 + e] * factor;
+    }
+  }
+}
+
 /// Multiplies a warp's tiles of a phase, and stores its part of each unit's sums.
 /// `activations`: of the CTA's first k-tile, `first_tile`, in shared memory. `kGroups`: as
 /// TileProduct::Run.
@@ -423,30 +447,7 @@ MARLIN_DEVICE void MultiplyTiles(const PersistentArguments& args, const PhaseGem
   constexpr float kUnit = GroupSums<kKind, T, kUse>::kUnit;
   float acc[2][1][4] = {};
   int open = -1;
-  const auto flush = [&] {
-    if constexpr (kRows) {
-      // The unit's columns are the rows; see ScheduledUnit::first_warp.
-      float* const mine = sums + (open + warp) * args.rows * kRowSumFloats + (lane >> 2);
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const int row = (lane & 3) * 2 + e;
-        if (row >= args.rows) break;
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          mine[row * kRowSumFloats + r * 16] = acc[r][0][e] * kUnit;
-          mine[row * kRowSumFloats + r * 16 + 8] = acc[r][0][2 + e] * kUnit;
-        }
-      }
-    } else {
-      if ((lane & 3) != 0) return;
-      float* const mine = sums + (open * kPersistentWarps + warp) * kStripOutputs + (lane >> 2);
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        mine[r * 16] = acc[r][0][0] * kUnit;
-        mine[r * 16 + 8] = acc[r][0][2] * kUnit;
-      }
-    }
-  };
+  const auto flush = [&] { StoreSums<kForm>(args, open, acc, kUnit, sums); };
   uint32_t mine = activations + (lane >> 3) * 16 - first_tile * (kTileK * 2);
   const auto multiply = [&](int unit, int k_tile, const TileView& layout) {
     if (unit != open) {

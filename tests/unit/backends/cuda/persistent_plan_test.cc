@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "backends/cuda/persistent/persistent_deal.h"
+#include "backends/cuda/persistent/persistent_deal_layout.h"
 
 namespace marlin::cuda::persistent_plan_test {
 namespace {
