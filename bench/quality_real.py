@@ -37,6 +37,8 @@ from quality_record import COMPARED, processor, run
 ENDS = "embed_tokens=s8/g64"
 FORMATS = ("fp4_e2m1/g32", "fp4_e2m1/g128", "u4/g32", "u4/g128", "s4/g32", "s4/g128")
 METHODS = ("rtn", "mse", "gptq", "awq+gptq")
+# One row for each other width.
+OTHER_WIDTHS = (("s8/g128", "rtn"), ("int6/g64", "gptq"), ("int5/g64", "gptq"), ("nf3/g64", "gptq"))
 TARGETS = ("3.0", "3.5", "4.25")
 TYPES = ("Q4_0", "Q3_K_M", "Q4_K_M")
 OURS, PEER = "metal-marlin", "llama.cpp"
@@ -58,6 +60,7 @@ def all_rows(llama: bool, targets: bool) -> list[Row]:
     rows = [Row(PEER, kind) for kind in TYPES] if llama else []
     for method in METHODS:
         rows += [Row(OURS, recipe, method) for recipe in FORMATS]
+    rows += [Row(OURS, recipe, method) for recipe, method in OTHER_WIDTHS]
     if targets:
         rows += [Row(OURS, f"target-bpw:{bits}", "gptq") for bits in TARGETS]
     return rows
