@@ -40,6 +40,16 @@ def origin(record: dict[str, Any]) -> str:
     return f"Measured {record['date']} at commit {record['commit']}{where}."
 
 
+def commits(rows: list[dict[str, Any]]) -> str:
+    """Returns the sentence about rows of other commits than the record names, or nothing."""
+    others: dict[str, int] = {}
+    for row in rows:
+        if "commit" in row:
+            others[row["commit"]] = others.get(row["commit"], 0) + 1
+    counts = " and ".join(f"{count} at {commit}" for commit, count in others.items())
+    return f" Of the rows, {counts}, which cannot have changed since." if counts else ""
+
+
 def tables(record: dict[str, Any]) -> str:
     """Returns the table of every model."""
     lines = [origin(record), ""]
@@ -227,7 +237,8 @@ def all_ends(record: dict[str, Any]) -> str:
 def real(record: dict[str, Any]) -> str:
     """Returns the table of methods and of llama.cpp's types, by the bits of the body, of a model
     that others trained."""
-    lines = [origin(record), ""]
+    all_rows = [row for rows in record["models"].values() for row in rows]
+    lines = [origin(record) + commits(all_rows), ""]
     for name, rows in record["models"].items():
         lines += [
             f"`{name}`, {rows[0]['tokens']} tokens, bf16: perplexity {rows[0]['reference']:.2f}",
