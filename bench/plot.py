@@ -194,7 +194,7 @@ def write_names(axes: Any, series: Iterable[Series]) -> None:
              for path in [line.get_transform().transform_path(line.get_path())]
              for x, y in path.interpolated(20 if line.get_linestyle() == "-" else 1).vertices]
     # Next to the point, otherwise below or above with a line to it.
-    places = [(x, y, side) for y in (0, -8, 8, -15, 15, -22, 22)
+    places = [(x, y, side) for y in (0, -8, 8, -15, 15, -22, 22, -29, 29)
               for x, side in ((6, "left"), (-6, "right"))]
     named = [(name, one, point) for one in series if one.names
              for name, point in one.points.items()]

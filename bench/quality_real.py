@@ -13,7 +13,9 @@
 by `metal-marlin compare --exact` over the first windows of the text, and calibrated on the other
 text; llama.cpp's files are what `llama-quantize` makes, without importance matrices, of the
 reference exported as GGUF. Rows that the record has of the same commit are not measured again, so
-that an interrupted run continues. `--only REGEX` measures the rows whose names match.
+that an interrupted run continues. `--keep REGEX` keeps rows of other commits, too, which then name
+them: for rows that no commit since can have changed. `--only REGEX` measures the rows whose names
+match.
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ from quality_record import COMPARED, processor, run
 ENDS = "embed_tokens=s8/g64"
 FORMATS = ("fp4_e2m1/g32", "fp4_e2m1/g128", "u4/g32", "u4/g128", "s4/g32", "s4/g128")
 METHODS = ("rtn", "mse", "gptq", "awq+gptq")
+# One row for each other width.
+OTHER_WIDTHS = (("s8/g128", "rtn"), ("int6/g64", "gptq"), ("int5/g64", "gptq"), ("nf3/g64", "gptq"))
 TARGETS = ("3.0", "3.5", "4.25")
 TYPES = ("Q4_0", "Q3_K_M", "Q4_K_M")
 OURS, PEER = "metal-marlin", "llama.cpp"
@@ -58,6 +62,7 @@ def all_rows(llama: bool, targets: bool) -> list[Row]:
     rows = [Row(PEER, kind) for kind in TYPES] if llama else []
     for method in METHODS:
         rows += [Row(OURS, recipe, method) for recipe in FORMATS]
+    rows += [Row(OURS, recipe, method) for recipe, method in OTHER_WIDTHS]
     if targets:
         rows += [Row(OURS, f"target-bpw:{bits}", "gptq") for bits in TARGETS]
     return rows
@@ -169,6 +174,10 @@ class Bench:
         return measured
 
 
+def row_of(measured: dict[str, Any]) -> Row:
+    return Row(measured["program"], measured["recipe"], measured["method"])
+
+
 def begun(options: argparse.Namespace) -> dict[str, Any]:
     """Returns the record to continue, or a new one."""
     header = {
@@ -179,11 +188,17 @@ def begun(options: argparse.Namespace) -> dict[str, Any]:
         "calibration_tokens": options.calibration_tokens,
         **({"llama": options.llama_version} if options.llama else {}),
     }
+    kept: dict[str, list[dict[str, Any]]] = {options.name: []}
     if options.output.exists():
         record: dict[str, Any] = json.loads(options.output.read_text(encoding="utf-8"))
         if record["commit"] == options.commit and record["windows"] == options.windows:
             return record
-    return {**header, "models": {options.name: []}}
+        if options.keep:
+            kept = {name: [{**row, "commit": row.get("commit", record["commit"])} for row in rows
+                           if re.search(options.keep, row_of(row).name)]
+                    for name, rows in record["models"].items()}  # fmt: skip
+            header = {**record, **header}
+    return {**header, "models": kept}
 
 
 def main() -> None:
@@ -199,12 +214,13 @@ def main() -> None:
     parser.add_argument("--llama", type=Path, metavar="DIR", help="with llama-quantize")
     parser.add_argument("--llama-version", default="", help="its version, for the record")
     parser.add_argument("--sensitivity", type=Path, help="of `analyze`: mixed formats, too")
+    parser.add_argument("--keep", default="", metavar="REGEX", help="rows of another commit, too")
     parser.add_argument("--only", default="", metavar="REGEX", help="the rows with such names")
     parser.add_argument("-o", "--output", required=True, type=Path)
     options = parser.parse_args()
     record = begun(options)
     rows: list[dict[str, Any]] = record["models"].setdefault(options.name, [])
-    had = {Row(row["program"], row["recipe"], row["method"]) for row in rows}
+    had = {row_of(row) for row in rows}
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(options, Path(folder))
         for row in all_rows(options.llama is not None, options.sensitivity is not None):

@@ -40,6 +40,17 @@ def origin(record: dict[str, Any]) -> str:
     return f"Measured {record['date']} at commit {record['commit']}{where}."
 
 
+def commits(record: dict[str, Any]) -> str:
+    """Returns the sentence about rows of other commits than the record's, or nothing."""
+    others: dict[str, int] = {}
+    for rows in record["models"].values():
+        for row in rows:
+            if "commit" in row:
+                others[row["commit"]] = others.get(row["commit"], 0) + 1
+    counts = " and ".join(f"{count} at {commit}" for commit, count in others.items())
+    return f" Of the rows, {counts}, which cannot have changed since." if counts else ""
+
+
 def tables(record: dict[str, Any]) -> str:
     """Returns the table of every model."""
     lines = [origin(record), ""]
@@ -191,7 +202,7 @@ def ends(record: dict[str, Any]) -> str:
         next(kl for (what, name), kl in of.items() if what == "preset" and "default" in name)
         for of in found
     ]
-    lines = [origin(record), ""]
+    lines = [origin(record) + commits(record), ""]
     lines += [f"| quantized | {' | '.join(f'`{name}`' for name in models)} |"]
     lines += [f"|---|{'---|' * len(models)}"]
     lines += [f"| all but these, by the preset | {' | '.join(f'{kl:.4f}' for kl in own)} |"]
@@ -209,7 +220,7 @@ def ends(record: dict[str, Any]) -> str:
 
 def all_ends(record: dict[str, Any]) -> str:
     """Returns a table of every row, of every model."""
-    lines = [origin(record), ""]
+    lines = [origin(record) + commits(record), ""]
     for name, rows in record["models"].items():
         lines += [f"`{name}`, {rows[0]['tokens']} tokens", ""]
         lines += ["| quantized | formats | method | bits per weight | KL mean | KL p99 "
@@ -227,7 +238,7 @@ def all_ends(record: dict[str, Any]) -> str:
 def real(record: dict[str, Any]) -> str:
     """Returns the table of methods and of llama.cpp's types, by the bits of the body, of a model
     that others trained."""
-    lines = [origin(record), ""]
+    lines = [origin(record) + commits(record), ""]
     for name, rows in record["models"].items():
         lines += [
             f"`{name}`, {rows[0]['tokens']} tokens, bf16: perplexity {rows[0]['reference']:.2f}",
@@ -246,6 +257,38 @@ def real(record: dict[str, Any]) -> str:
             )
         lines.append("")
     return "\n".join(lines)
+
+
+# What to begin with at a number of bits: formats, method, and when.
+ADVICE = (
+    ("s8/g128", "rtn", "at once: nothing runs, next to nothing is lost"),
+    ("int6/g64", "gptq", "for almost no loss"),
+    ("int5/g64", "gptq", "for little loss"),
+    ("s4/g32", "gptq", "usually; llama.cpp, MLX and vLLM read it"),
+    ("fp4_e2m1/g128", "gptq", "for speed on a GPU"),
+    ("target-bpw:3.5", "gptq", "when 4 bits do not fit"),
+    ("target-bpw:3.0", "gptq", "when nothing else fits"),
+)
+
+
+def advice(record: dict[str, Any]) -> str:
+    """Returns the table of what to begin with, measured on the model that others trained."""
+    rows = next(iter(record["models"].values()))
+    found = {(row["recipe"], row["method"]): row for row in rows}
+    lines = ["| bits per weight | options | take it | KL mean | top-1 agreement | perplexity |",
+             f"|{'---|' * 6}"]
+    for recipe, method, when in ADVICE:
+        row = found[recipe, method]
+        options = f"--recipe uniform:{recipe}"
+        if recipe.startswith("target-bpw:"):
+            options = recipe.replace("target-bpw:", "--target-bpw ")
+        if method != "rtn":
+            options += f" --method {method}"
+        lines.append(
+            f"| {row['body_bits_per_weight']:.2f} | `{options}` | {when} | {row['kl_mean']:.4f} "
+            f"| {100 * row['top1_agreement']:.1f} % | {change(row)} |"
+        )
+    return "\n".join(lines) + "\n"
 
 
 def first_model(record: dict[str, Any]) -> dict[str, Any]:
@@ -274,6 +317,7 @@ Make = Callable[[dict[str, Any]], str]
 BLOCKS: dict[Path, dict[str, tuple[str, Make]]] = {
     PAGE: {
         "quality": ("quality-tiny", lambda record: tables(presets(first_model(record)))),
+        "advice": ("quality-real", advice),
         "real": ("quality-real", real),
         "formats": ("quality-formats", lambda record: f"{origin(record)}\n"),
         "ends": ("quality-head", ends),

@@ -151,6 +151,9 @@ struct QuantizeCheckpointReport {
   int64_t calibrated_parameters = 0;
   /// Matrices that the method had no data or too little for, and what was used instead.
   std::vector<SkippedTensor> fallbacks;
+  /// Methods with gptq: experts that no token of the text selects, "model.layers.2.expert 3". The
+  /// inputs of all tokens decided their codes.
+  std::vector<std::string> unselected_experts;
   int64_t zeroed_groups = 0;  ///< Groups whose scale underflowed to zero.
   int64_t inputs = 0;         ///< Methods with awq: inputs of layers that scales were searched for.
   int64_t scaled_inputs = 0;  ///< Those that got scales.

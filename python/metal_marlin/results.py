@@ -281,6 +281,9 @@ class QuantizationReport(Record):
     """Tensors that were left unquantized."""
     fallbacks: list[SkippedTensor]
     """Matrices that the method had too little data for, and what was used instead."""
+    unselected_experts: list[str]
+    """gptq: experts that no token selects, "model.layers.2.expert 3"; the inputs of all tokens
+    decided their codes."""
     notes: list[str]
     """Parts of the source that are read otherwise than they are stored."""
     zeroed_groups: int

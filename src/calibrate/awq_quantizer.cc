@@ -95,4 +95,9 @@ const std::vector<SkippedTensor>& AwqQuantizer::fallbacks() const {
   return next_ == nullptr ? fallbacks_ : next_->fallbacks();
 }
 
+std::vector<std::string> AwqQuantizer::unselected_experts() const {
+  if (next_ == nullptr) return {};
+  return next_->unselected_experts();
+}
+
 }  // namespace marlin

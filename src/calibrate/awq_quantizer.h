@@ -31,6 +31,7 @@ class AwqQuantizer final : public MatrixQuantizer {
   Status Transform(Checkpoint* source) override;
   marlin::Result<std::optional<Result>> Quantize(size_t tensor, int64_t expert) override;
   const std::vector<SkippedTensor>& fallbacks() const override;
+  std::vector<std::string> unselected_experts() const override;
   bool Calibrates(size_t tensor, int64_t expert) const override;
   int64_t inputs() const override { return inputs_; }
   int64_t scaled_inputs() const override { return scaled_inputs_; }

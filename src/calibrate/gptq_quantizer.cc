@@ -259,9 +259,8 @@ Status GptqQuantizer::VisitExpert(const ExpertVisit& visit) {
   const MatrixInput& gate_up = visit.matrices.gate_up;
   if (visit.tokens.empty() && inputs_.Enough(gate_up.k) &&
       units_.contains(gate_up.matrices.front().tensor)) {
-    fallbacks_.push_back(
-        {fmt::format("{}expert {}", LayerPrefix(visit.layer), visit.matrices.expert),
-         "no token selects it: the inputs of all tokens were used"});
+    unselected_experts_.push_back(
+        fmt::format("{}expert {}", LayerPrefix(visit.layer), visit.matrices.expert));
   }
   const HostRows routed = SelectRows(visit.current, visit.tokens);
   GramSums own(gram_products_, gate_up.k);

@@ -37,6 +37,7 @@ class GptqQuantizer final : public MatrixQuantizer, private InputVisitor {
   std::string Identity() const override;
   marlin::Result<std::optional<Result>> Quantize(size_t tensor, int64_t expert) override;
   const std::vector<SkippedTensor>& fallbacks() const override { return fallbacks_; }
+  std::vector<std::string> unselected_experts() const override { return unselected_experts_; }
   bool Calibrates(size_t tensor, int64_t expert) const override;
 
   /// Before Quantize: calibrates with these windows (calibration_text.h).
@@ -94,6 +95,7 @@ class GptqQuantizer final : public MatrixQuantizer, private InputVisitor {
   WalkedMatrices layers_;
   std::map<MatrixKey, int64_t> zeroed_;  ///< Groups of `replaced_` whose scale is zero.
   std::vector<SkippedTensor> fallbacks_;
+  std::vector<std::string> unselected_experts_;
   std::set<MatrixKey> uncalibrated_;  ///< Matrices of the layers that had too little data.
   std::vector<std::vector<int32_t>> texts_;
   int64_t next_layer_ = 0;

@@ -30,6 +30,13 @@ bool IsConsecutive(std::span<const float> values) {
   return true;
 }
 
+/// Whether some value is there with one sign only.
+bool IsUneven(std::span<const float> values) {
+  return std::any_of(values.begin(), values.end(), [&](float value) {
+    return std::isfinite(value) && std::find(values.begin(), values.end(), -value) == values.end();
+  });
+}
+
 template <size_t kCount>
 double Total(const float (&lanes)[kCount]) {
   double sum = 0;
@@ -160,6 +167,7 @@ Encoder::Encoder(Format format, std::span<const float> codebook) {
       zero_code_ = static_cast<uint8_t>(code);
     }
   }
+  mirrors_ = values_.size() <= 64 && IsUneven(values_);
   levels_ = info.has_codebook ? std::max(-min_value_, max_value_) : max_value_;
   switch (format) {
 #define MARLIN_FORMAT(enumerator, name, codec) \

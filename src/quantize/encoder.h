@@ -37,6 +37,9 @@ class Encoder {
   /// The largest |value|; for integer formats the largest positive one, so that a group's extreme
   /// never saturates, whatever its sign.
   float levels() const { return levels_; }
+  /// Whether a negative scale reaches other values than a positive one: of s4, -8 becomes 8. False
+  /// with 8 bits, where it would not matter.
+  bool mirrors() const { return mirrors_; }
   float min_value() const { return min_value_; }
   float max_value() const { return max_value_; }
 
@@ -68,6 +71,7 @@ class Encoder {
   float min_value_ = 0;
   float max_value_ = 0;
   uint8_t zero_code_ = 0;
+  bool mirrors_ = false;
   // Tables of codebook formats: rank_to_code_[r] is the code of the r-th smallest value; the
   // nearest value's rank is the number of thresholds <= x.
   std::array<uint8_t, 16> rank_to_code_{};

@@ -58,10 +58,10 @@ Moved MoveParameters(const GptqProblem& problem, const ScaleCoder& coder, const 
   const double slope = slopes.scale[column];
   const double curve = slopes.scale_curve[column];
   if (curve > 0.0) {
-    const StoredScale rounded =
-        coder.Round(std::max(static_cast<float>(scale + slope / curve), 0.0F));
+    const StoredScale rounded = coder.Round(static_cast<float>(scale + slope / curve));
     const double step = static_cast<double>(rounded.value) - scale;
-    if (!rounded.overflow && rounded.value > 0.0F && step * (step * curve - 2 * slope) < 0.0) {
+    const bool same_sign = scale < 0.0 ? rounded.value < 0.0F : rounded.value > 0.0F;
+    if (!rounded.overflow && same_sign && step * (step * curve - 2 * slope) < 0.0) {
       parameters->scale = rounded;
       moved.scale = step;
     }

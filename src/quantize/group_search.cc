@@ -63,6 +63,8 @@ void TryNearbyCodes(const GroupContext& context, const GroupParameters& around, 
   }
 }
 
+constexpr float kNearby[] = {0.02f, -0.02f, 0.04f, -0.04f};  ///< Around the best factor.
+
 GroupRange Scaled(const GroupRange& range, float low, float high) {
   return {range.amax * high, range.low * low, range.high * high};
 }
@@ -76,6 +78,19 @@ float TryFactors(const GroupRange& range, float center, const float (&offsets)[k
     if (best.Try(Scaled(range, factor, factor))) best_factor = factor;
   }
   return best_factor;
+}
+
+/// Whether negative scales can be better: of most groups the largest weight has one sign only,
+/// which the side of the table with the larger value then gets.
+bool TriesNegative(const GroupContext& context) {
+  return !context.affine && context.encoder.mirrors();
+}
+
+/// A range whose scale is negative, and has the largest weight at the table's far end.
+GroupRange Mirrored(const GroupContext& context, const GroupRange& range) {
+  const Encoder& encoder = context.encoder;
+  return Scaled(range, 1.0f,
+                -encoder.levels() / std::max(-encoder.min_value(), encoder.max_value()));
 }
 
 }  // namespace
@@ -122,7 +137,14 @@ GroupParameters SearchMse(const GroupContext& context, const GroupRange& range, 
   float factor = TryFactors(
       range, 1.0f, {0.06f, -0.06f, -0.12f, -0.18f, -0.24f, -0.30f, -0.36f, -0.42f, -0.48f, -0.54f},
       1.0f, best);
-  factor = TryFactors(range, factor, {0.02f, -0.02f, 0.04f, -0.04f}, factor, best);
+  factor = TryFactors(range, factor, kNearby, factor, best);
+  if (TriesNegative(context)) {
+    const GroupRange mirrored = Mirrored(context, range);
+    const float other = TryFactors(
+        mirrored, 1.0f, {0.0f, -0.06f, -0.12f, -0.18f, -0.24f, -0.30f, -0.36f, -0.42f, -0.48f},
+        0.0f, best);
+    if (other != 0.0f) TryFactors(mirrored, other, kNearby, other, best);
+  }
   if (!context.affine) return best.parameters();
   const GroupRange shrunk = Scaled(range, factor, factor);
   for (const float side : {1.1f, 0.9f, 0.8f}) {
@@ -154,6 +176,7 @@ GroupParameters SearchWeighted(const GroupContext& context, const GroupRange& ra
   for (int i = 0; i <= kFactors; ++i) {
     const float factor = first + step * static_cast<float>(i);
     best.Try(Scaled(range, factor, factor));
+    if (TriesNegative(context)) best.Try(Scaled(Mirrored(context, range), factor, factor));
   }
   if (!context.affine) return best.parameters();
   for (int low = 1; low <= kFactors; low += 2) {

@@ -23,7 +23,8 @@ class ScaleCoder {
       : type_(type), global_scale_(global_scale) {}
 
   /// The nearest stored scale, ties to even; E8M0 takes the nearest power of two in the logarithm's
-  /// floor (see ScaleRule). `wanted` is finite and not negative.
+  /// floor (see ScaleRule). `wanted` is finite; of E8M0, which has no sign, a negative one becomes
+  /// the smallest scale.
   StoredScale Round(float wanted) const;
   /// The scale that is stored as `bits`.
   StoredScale Decode(uint32_t bits) const;

@@ -68,6 +68,8 @@ class Calibrate(CommandTestCase):
                                "--overwrite", source=source)
             self.assertEqual(report["method"], "gptq")
             self.assertEqual(report["fallbacks"], [])
+            # Each model has an expert that one of 1500 tokens selects.
+            self.assertLessEqual(len(report["unselected_experts"]), 1)
             self.succeed("verify", self.directory / "gptq")
             self.assertLess(self.divergence("gptq", source), 0.8 * self.divergence("mse", source))
 
@@ -191,11 +193,15 @@ class Calibrate(CommandTestCase):
             count = {"F32": 4, "BF16": 2}[entry["dtype"]]
             data[start : start + count] = struct.pack("<f", -1e30)[4 - count :]
             file.write_bytes(data)
-        report = self.gptq("gptq", "--calibration-ids", self.ids, "--calibration-tokens", 2048,
-                           source=model)
-        self.assertEqual(report["fallbacks"], [{
-            "name": "model.layers.1.expert 0",
-            "reason": "no token selects it: the inputs of all tokens were used"}])
+        few = ("--calibration-ids", self.ids, "--calibration-tokens", 2048)
+        report = self.gptq("gptq", *few, source=model)
+        self.assertEqual(report["fallbacks"], [])
+        self.assertEqual(report["unselected_experts"], ["model.layers.1.expert 0"])
+        self.assertEqual(report["calibrated_parameters"], report["quantized_parameters"])
+        said = self.succeed("quantize", model, "-o", self.directory / "text", *RECIPE, "--method",
+                            "gptq", *few)
+        self.assertIn("no token selects, calibrated on the inputs of all:\n"
+                      "  model.layers.1.expert 0 (", said)
         self.succeed("verify", self.directory / "gptq", "--against", model, "--max-error", 0.6)
 
     def test_lm_head_and_embedding(self) -> None:

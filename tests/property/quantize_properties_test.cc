@@ -199,7 +199,7 @@ TEST(QuantizeProperties, EveryCodeIsANearestOne) {
       const double w = static_cast<double>(data[static_cast<size_t>(i)]);
       const double error = std::fabs(static_cast<double>(out[static_cast<size_t>(i)]) - w);
       const int64_t index = i / kN / weights.spec.group_size * kN + i % kN;
-      const double scale = static_cast<double>(ScaleAt(weights, index));
+      const double scale = std::fabs(static_cast<double>(ScaleAt(weights, index)));
       // Slack: w / scale and the output are fp32 numbers.
       worse += error > SmallestError(weights, index, w) + 1e-6 * (std::fabs(w) + scale) ? 1 : 0;
     }

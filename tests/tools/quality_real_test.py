@@ -103,12 +103,13 @@ class Rows(unittest.TestCase):
             command.chmod(0o755)
             (folder / "text").write_text("")
 
-            def run(only: str, commit: str = "abc") -> list[dict[str, Any]]:
+            def run(only: str, commit: str = "abc", *more: str) -> list[dict[str, Any]]:
                 calls.write_text("")
                 subprocess.run(
                     [sys.executable, str(ROOT / "bench" / "quality_real.py"), str(command), name,
                      "--commit", commit, "--text", str(folder / "text"), "--calibration",
-                     str(folder / "text"), "-o", str(folder / "record.json"), "--only", only],
+                     str(folder / "text"), "-o", str(folder / "record.json"), "--only", only,
+                     *more],
                     check=True, stderr=subprocess.DEVNULL,
                 )
                 record = json.loads((folder / "record.json").read_text())
@@ -125,7 +126,13 @@ class Rows(unittest.TestCase):
             self.assertEqual(rows[2]["body_bits_per_weight"], 4.5)
             self.assertEqual(rows[2]["reference"], 19.0)
             self.assertNotIn("--method rtn", calls.read_text())
-            self.assertEqual(len(run("u4/g32 rtn", "abd")), 1)
+            rows = run("u4/g32 mse", "abd", "--keep", "gptq|rtn")
+            self.assertEqual([(row["method"], row.get("commit")) for row in rows],
+                             [("rtn", "abc"), ("gptq", "abc"), ("mse", None)])
+            rows = run("u4/g32 rtn", "abe", "--keep", "gptq")  # It keeps its first commit.
+            self.assertEqual([(row["method"], row.get("commit")) for row in rows],
+                             [("gptq", "abc"), ("rtn", None)])
+            self.assertEqual(len(run("u4/g32 rtn", "abf")), 1)
 
 
 @unittest.skipUnless(importlib.util.find_spec("numpy"), "numpy is not installed")

@@ -36,6 +36,8 @@ class MatrixQuantizer {
   /// Matrices that got another method so far, and why. After Begin it lists those that the data
   /// cannot reach.
   virtual const std::vector<SkippedTensor>& fallbacks() const = 0;
+  /// Experts so far that no token selects: the inputs of all tokens decided their codes.
+  virtual std::vector<std::string> unselected_experts() const { return {}; }
   /// Whether the data decide the codes of a matrix of the plan, as far as is known: after Begin,
   /// and for certain once Quantize has been asked for it. If not, it is among the fallbacks.
   virtual bool Calibrates(size_t tensor, int64_t expert) const = 0;

@@ -501,6 +501,7 @@ Result<QuantizeCheckpointReport> QuantizeImpl(Io& io, const std::string& source_
   }
   if (quantizer != nullptr) {
     report.fallbacks = quantizer->fallbacks();
+    report.unselected_experts = quantizer->unselected_experts();
     report.inputs = quantizer->inputs();
     report.scaled_inputs = quantizer->scaled_inputs();
   }

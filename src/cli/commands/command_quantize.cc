@@ -88,6 +88,15 @@ std::string MatrixLines(const QuantizeCheckpointReport& report, bool dry_run) {
   return text;
 }
 
+/// The part of the summary about experts that no token of a text selects; empty if there are none.
+std::string UnselectedLines(const std::vector<std::string>& experts) {
+  if (experts.empty()) return {};
+  std::vector<SkippedTensor> rows;
+  rows.reserve(experts.size());
+  for (const std::string& expert : experts) rows.push_back({expert, "gptq"});
+  return "experts that no token selects, calibrated on the inputs of all:\n" + SkippedLines(rows);
+}
+
 class QuantizeCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
@@ -347,6 +356,7 @@ class QuantizeCommand final : public Command {
                                         static_cast<double>(report.quantized_parameters)),
                           SkippedLines(report.fallbacks));
     }
+    text += UnselectedLines(report.unselected_experts);
     return console.Print(text);
   }
 

@@ -315,6 +315,52 @@ TEST(QuantizeGptq, NoOtherCodeOfOneWeightIsBetter) {
   }
 }
 
+/// By which part of themselves scales of one sign would move to the minimum of the loss of their
+/// codes: the mean over the groups that have such a scale.
+double MeanMove(const Case& problem, const QuantizedWeights& weights, bool negative) {
+  const auto& [k, n, data] = problem.dense;
+  const Square h = Damped(problem.gram, k, 0.01);
+  const std::vector<float> decoded = Decoded(weights);
+  double sum = 0;
+  int64_t count = 0;
+  for (int64_t c = 0; c < n; ++c) {
+    for (int64_t first = 0; first < k; first += weights.spec.group_size) {
+      const double scale = weights.scales.As<float>()[first / weights.spec.group_size * n + c];
+      if ((scale < 0) != negative) continue;
+      double slope = 0;
+      double curve = 0;
+      for (int64_t i = first; i < first + weights.spec.group_size; ++i) {
+        const double own = decoded[At(n, i, c)];
+        for (int64_t j = 0; j < k; ++j) {
+          const double other = decoded[At(n, j, c)];
+          const bool within = j >= first && j < first + weights.spec.group_size;
+          slope += own * h[At(k, i, j)] * (static_cast<double>(data[At(n, j, c)]) - other);
+          curve += within ? own * h[At(k, i, j)] * other : 0.0;
+        }
+      }
+      sum += std::fabs(slope / curve);
+      ++count;
+    }
+  }
+  EXPECT_GT(count, 40);
+  return sum / static_cast<double>(count);
+}
+
+TEST(QuantizeGptq, ScalesOfEitherSignFitTheirCodes) {
+  ThreadPool pool(2);
+  const Case problem = MakeCase(pool, 128, 48, 17);
+  QuantizeOptions options;
+  options.scale_type = ScaleType::kF32;
+  options.group_size = 32;
+  for (const Format format : {Format::kS4, Format::kNf3, Format::kInt5}) {
+    SCOPED_TRACE(std::string(FormatName(format)));
+    options.format = format;
+    const auto weights = Gptq(pool, problem.dense.view(), options, problem.curvature);
+    ASSERT_TRUE(weights.ok()) << weights.status().message();
+    EXPECT_LT(MeanMove(problem, *weights, true), 1.3 * MeanMove(problem, *weights, false));
+  }
+}
+
 TEST(QuantizeGptq, FractionalZerosLoseLess) {
   ThreadPool pool(2);
   const Case problem = MakeCase(pool, 128, 24, 13);

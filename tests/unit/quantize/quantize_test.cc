@@ -98,6 +98,28 @@ TEST(Quantize, Fp4UsesAbsmaxOverSixAndPacksAlongK) {
   EXPECT_EQ(codes, (std::vector<uint8_t>{7, 15, 6, 5, 4, 3, 2, 1, 9, 0, 0, 0, 4, 6, 6, 7}));
 }
 
+// The far end of these tables has one sign, and the largest weight the other.
+TEST(Quantize, SearchesNegativeScales) {
+  for (const Format format : {Format::kInt2, Format::kInt3, Format::kS4, Format::kNf4,
+                              Format::kCodebook4, Format::kInt5, Format::kInt6}) {
+    SCOPED_TRACE(std::string(GetFormatInfo(format).name));
+    const std::span<const float> values = FormatValues(format);
+    Dense dense{64, 1, {}};
+    for (size_t i = 0; i < 64; ++i) dense.data.push_back(-0.5f * values[i % values.size()]);
+    QuantizeOptions options;
+    options.format = format;
+    options.group_size = 64;
+    options.symmetric = GetFormatInfo(format).zero_point == ZeroPoint::kOptional;
+    options.method = QuantizeMethod::kMse;
+    const auto weights = Quantize(dense.view(), options);
+    ASSERT_TRUE(weights.ok()) << weights.status().message();
+    EXPECT_EQ(Decoded(*weights), dense.data);
+    EXPECT_EQ(HalfToFloat(*static_cast<const uint16_t*>(weights->scales.data())), -0.5f);
+    options.method = QuantizeMethod::kRtn;
+    EXPECT_NE(Decoded(*Quantize(dense.view(), options)), dense.data);
+  }
+}
+
 TEST(Quantize, GroupSizesAreNormalisedOrRefused) {
   const Dense dense = Gaussian(100, 2);
   QuantizeOptions options;
