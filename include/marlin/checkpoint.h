@@ -95,7 +95,7 @@ class Checkpoint {
   /// loaded.
   Status VerifyChecksums() const;
 
-  struct Impl;
+  struct __attribute__((visibility("hidden"))) Impl;
 
  private:
   friend struct CheckpointAccess;
