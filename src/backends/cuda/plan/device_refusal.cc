@@ -20,13 +20,13 @@ std::string RefusalOf(const DeviceSupport& device) {
   const std::string start = std::string(device.name) + ": " + std::string(device.model) +
                             " has compute capability " + capability + "; ";
   if (device.capability < kLeastCapability) {
-    return start + "the kernels need 8.0 (Ampere) or later";
+    return start + std::string(kTooOldWords);
   }
   if (device.code != 0) return {};
   const std::string built = "this build has code for " + std::string(device.built);
   if (device.driver_is_older) {
-    return start + built + ", whose PTX needs a newer driver (" + std::string(device.why_no_code) +
-           ")";
+    return start + built + ", " + std::string(kNewerDriverWords) + " (" +
+           std::string(device.why_no_code) + ")";
   }
   return start + built + ", none for this device (" + std::string(device.why_no_code) +
          "); build with -DCMAKE_CUDA_ARCHITECTURES=" + std::to_string(device.capability);

@@ -18,6 +18,10 @@ struct DeviceSupport {
   bool driver_is_older = false;
 };
 
+/// Words of RefusalOf about a device that no build runs, and one that needs a newer driver.
+inline constexpr std::string_view kTooOldWords = "the kernels need 8.0 (Ampere) or later";
+inline constexpr std::string_view kNewerDriverWords = "whose PTX needs a newer driver";
+
 /// Empty if the device can be opened.
 std::string RefusalOf(const DeviceSupport& device);
 
