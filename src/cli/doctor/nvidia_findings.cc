@@ -145,7 +145,6 @@ Finding WithoutDevice(const NvidiaFacts& facts) {
   } else if (!has_library && facts.driver.empty()) {
     finding.advice = "install NVIDIA's driver, until nvidia-smi lists the GPU";
   } else if (!has_library) {
-    finding.found = "the driver's library libcuda.so.1 does not load" + Versions(facts);
     finding.advice =
         "a container needs its GPUs handed over, such as by docker run --gpus all; elsewhere "
         "install the driver's libraries";

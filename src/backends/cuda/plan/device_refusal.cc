@@ -33,8 +33,11 @@ std::string RefusalOf(const DeviceSupport& device) {
 }
 
 std::string NoDevice(std::string_view name, std::string_view why, int driver, int runtime) {
-  std::string text = std::string(name) + ": no CUDA device (" + std::string(why);
-  if (driver != 0 && driver < runtime) {
+  std::string text = std::string(name) + ": no CUDA device (";
+  // CUDA's words for this are that the driver is too old.
+  if (driver == 0) return text + "no driver: libcuda.so.1 does not load)";
+  text += why;
+  if (driver < runtime) {
     text += "; the driver is for CUDA " + VersionName(driver) + ", this build for " +
             VersionName(runtime);
   }

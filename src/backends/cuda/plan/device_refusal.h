@@ -26,7 +26,7 @@ inline constexpr std::string_view kNewerDriverWords = "whose PTX needs a newer d
 std::string RefusalOf(const DeviceSupport& device);
 
 /// "cuda:1: no CUDA device (why)"; with the versions, as cudaDriverGetVersion and
-/// cudaRuntimeGetVersion give them, where the driver is older than the build; 0: unknown.
+/// cudaRuntimeGetVersion give them, where the driver is older than the build. Driver 0: none.
 std::string NoDevice(std::string_view name, std::string_view why, int driver, int runtime);
 
 /// "12.4" for 12040, a version as cudaDriverGetVersion gives it.
