@@ -95,7 +95,7 @@ class Checkpoint {
   /// loaded.
   Status VerifyChecksums() const;
 
-  struct __attribute__((visibility("hidden"))) Impl;
+  struct Impl;
 
  private:
   friend struct CheckpointAccess;

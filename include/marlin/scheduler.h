@@ -152,7 +152,7 @@ class Scheduler {
   SchedulerStatistics statistics() const;
 
  private:
-  class __attribute__((visibility("hidden"))) Impl;
+  class Impl;
   explicit Scheduler(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
