@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
 """Whether a shared library exports the names that the public headers declare, and no others.
 
-Usage: exported_names.py LIBRARY INCLUDE_FOLDER    ($NM: the program nm)
+Usage: exported_names.py LIBRARY INCLUDE_FOLDER [NM]
 """
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -17,10 +16,10 @@ from pathlib import Path
 EXPECTED = ("marlin::ParseFormat", "marlin::FormatValues", "marlin::Model::Open")
 
 
-def exported(library: str) -> list[str]:
+def exported(library: str, nm: str) -> list[str]:
     """Demangled names without parameters; none for versions of symbols."""
-    done = subprocess.run([os.environ.get("NM", "nm"), "-D", "-C", "--defined-only", library],
-                          check=True, text=True, stdout=subprocess.PIPE)
+    done = subprocess.run([nm, "-D", "-C", "--defined-only", library], check=True, text=True,
+                          stdout=subprocess.PIPE)
     rows = (line.split(maxsplit=2) for line in done.stdout.splitlines())
     return sorted({row[2].partition("(")[0] for row in rows if len(row) == 3 and row[1] != "A"})
 
@@ -42,12 +41,12 @@ def unknown(names: Iterable[str], words: set[str]) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    if len(arguments) != 2:
+    if len(arguments) not in (2, 3):
         print(__doc__, file=sys.stderr)
         return 64
-    library, include = arguments
+    library, include, nm = [*arguments, "nm"][:3]
     text = "".join(without_comments(path.read_text()) for path in Path(include).rglob("*.h"))
-    names = exported(library)
+    names = exported(library, nm)
     wrong = unknown(names, set(re.findall(r"\w+", text)))
     in_c = re.findall(r"MARLIN_C_API[^;({]*?\b(marlin_\w+)\(", text)
     missing = sorted({*EXPECTED, *in_c} - set(names))

@@ -62,4 +62,4 @@ if [ -z "$library" ]; then
   echo "no shared library was installed"
   exit 1
 fi
-python3 "$here/exported_names.py" "$library" "$scratch/prefix/include"
+python3 "$here/exported_names.py" "$library" "$scratch/prefix/include" "${NM:-nm}"
