@@ -174,16 +174,6 @@ def package_finding() -> Finding:
     return Finding(_PACKAGE, "package", "ok", f"{_core.version()}, {where}")
 
 
-def required_finding() -> Finding:
-    """The packages that the command itself needs."""
-    versions = _Versions.of(REQUIRED)
-    wrong = [*versions.absent, *versions.old]
-    if not wrong:
-        return Finding(_PACKAGE, "dependencies", "ok", versions.shown())
-    wanted = " ".join(f"'{name}'" for name in wrong)
-    return Finding(_PACKAGE, "dependencies", "broken", versions.shown(), f"pip install {wanted}")
-
-
 def try_import(program: str, seconds: float = _IMPORT_SECONDS) -> tuple[str, str]:
     """Runs a program in a process of its own, since a framework may crash. Returns what it prints,
     and why it failed; the latter is empty if it did not."""
@@ -211,6 +201,20 @@ def try_import(program: str, seconds: float = _IMPORT_SECONDS) -> tuple[str, str
         return "", lines[-1].strip()[:300] if lines else f"exit code {done.returncode}"
     printed = done.stdout.strip().splitlines()
     return (printed[-1] if printed else ""), ""
+
+
+def required_finding(load: Callable[[str], tuple[str, str]] = try_import) -> Finding:
+    """The packages that the command itself needs: their versions, and whether they load."""
+    versions = _Versions.of(REQUIRED)
+    wrong = [*versions.absent, *versions.old]
+    found, options = versions.shown(), ""
+    if not wrong:
+        reason = load("import " + ", ".join(REQUIRED))[1]
+        if not reason:
+            return Finding(_PACKAGE, "dependencies", "ok", found)
+        found, options, wrong = f"{found}; do not load: {reason}", "--force-reinstall ", [*REQUIRED]
+    wanted = " ".join(f"'{name}'" for name in wrong)
+    return Finding(_PACKAGE, "dependencies", "broken", found, f"pip install {options}{wanted}")
 
 
 def integration_finding(
@@ -314,15 +318,14 @@ def token_finding() -> Finding:
     )
 
 
-def _or_error(group: str, name: str, make: Callable[[str], Finding]) -> Finding:
+def _or_error(name: str, variable: str, make: Callable[[], Finding]) -> Finding:
     """The finding, or what went wrong: a home that is not there, a file that cannot be read."""
     try:
-        return make(name)
+        return make()
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
-        return Finding(
-            group, name, "warning", f"{type(error).__name__}: {reason}", "see the reason"
-        )
+        advice = f"mend it, or set {variable}"
+        return Finding(_HUB, name, "warning", f"{type(error).__name__}: {reason}", advice)
 
 
 def _hub_findings(offline: bool) -> list[Finding]:
@@ -333,15 +336,18 @@ def _hub_findings(offline: bool) -> list[Finding]:
         return []
     from .serve.quantized import cache_folder
 
-    makers: dict[str, Callable[[str], Finding]] = {
-        "network": lambda name: hub_finding(offline),
-        "downloads": lambda name: folder_finding(
-            name, Path(constants.HF_HUB_CACHE), "HF_HUB_CACHE"
-        ),
-        "serve --quantize": lambda name: folder_finding(name, cache_folder(), "XDG_CACHE_HOME"),
-        "token": lambda name: token_finding(),
-    }
-    return [_or_error(_HUB, name, make) for name, make in makers.items()]
+    def downloads() -> Finding:
+        return folder_finding("downloads", Path(constants.HF_HUB_CACHE), "HF_HUB_CACHE")
+
+    def quantized() -> Finding:
+        return folder_finding("serve --quantize", cache_folder(), "XDG_CACHE_HOME")
+
+    return [
+        _or_error("network", "HF_ENDPOINT", lambda: hub_finding(offline)),
+        _or_error("downloads", "HF_HUB_CACHE", downloads),
+        _or_error("serve --quantize", "XDG_CACHE_HOME", quantized),
+        _or_error("token", "HF_TOKEN_PATH", token_finding),
+    ]
 
 
 def findings(offline: bool) -> list[Finding]:
@@ -349,8 +355,9 @@ def findings(offline: bool) -> list[Finding]:
     time."""
     with ThreadPoolExecutor() as pool:
         hub = pool.submit(_hub_findings, offline)
+        needed = pool.submit(required_finding)
         loaded = list(pool.map(integration_finding, INTEGRATIONS))
-        return [package_finding(), required_finding(), *loaded, *hub.result()]
+        return [package_finding(), needed.result(), *loaded, *hub.result()]
 
 
 def examine(offline: bool) -> str:

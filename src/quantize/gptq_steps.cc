@@ -1,6 +1,7 @@
 #include "quantize/gptq_steps.h"
 
 namespace marlin {
+namespace {
 
 // Where the loader can choose, wider vectors do the same operations in the same order. It chooses
 // before ThreadSanitizer is ready, which instruments the choice, too.
@@ -10,9 +11,9 @@ namespace marlin {
 #define MARLIN_ANY_VECTORS
 #endif
 
-/// sums[c] += sum over j < count of factors[j] * rows[j][c].
-MARLIN_ANY_VECTORS void AddCombination(const float* factors, const float* rows, int64_t count,
-                                       GptqLanes& sums) {
+// Local, since g++ 12 exports clones whose visibility is hidden.
+MARLIN_ANY_VECTORS void AddRows(const float* factors, const float* rows, int64_t count,
+                                GptqLanes& sums) {
   float local[kGptqColumns] = {};
   for (int64_t j = 0; j < count; ++j) {
     const float factor = factors[j];
@@ -20,6 +21,12 @@ MARLIN_ANY_VECTORS void AddCombination(const float* factors, const float* rows, 
     for (int64_t c = 0; c < kGptqColumns; ++c) local[c] += factor * row[c];
   }
   for (int64_t c = 0; c < kGptqColumns; ++c) sums[c] += local[c];
+}
+
+}  // namespace
+
+void AddCombination(const float* factors, const float* rows, int64_t count, GptqLanes& sums) {
+  AddRows(factors, rows, count, sums);
 }
 
 }  // namespace marlin

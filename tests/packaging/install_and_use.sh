@@ -62,25 +62,4 @@ if [ -z "$library" ]; then
   echo "no shared library was installed"
   exit 1
 fi
-"${NM:-nm}" -D -C --defined-only "$library" >"$scratch/exports"
-foreign=$(awk '$2 != "A" && $3 !~ /^marlin_/' "$scratch/exports" | cut -d' ' -f3- |
-  grep -vE '^(marlin::|(vtable|typeinfo|typeinfo name) for marlin::|guard variable for marlin::)' |
-  grep -vE '^[a-z].* marlin::' || true)
-if [ -n "$foreign" ]; then
-  echo "exported outside of namespace marlin and marlin_*:"
-  echo "$foreign"
-  exit 1
-fi
-for internal in marlin::ThreadPool marlin::AlignedBuffer marlin::formats::; do
-  if grep -F "$internal" "$scratch/exports"; then
-    echo "internal symbols are exported: $internal"
-    exit 1
-  fi
-done
-for public in 'marlin::ParseFormat(' 'marlin::FormatValues(' marlin_plan_run; do
-  grep -qF "$public" "$scratch/exports" || {
-    echo "not exported: $public"
-    exit 1
-  }
-done
-echo "$(wc -l <"$scratch/exports") exported symbols, all of namespace marlin or marlin_*"
+python3 "$here/exported_names.py" "$library" "$scratch/prefix/include" "${NM:-nm}"

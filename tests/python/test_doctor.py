@@ -74,14 +74,19 @@ def test_the_package_and_the_library_inside(versions: dict[str, str]) -> None:
 
 
 def test_needed_packages(versions: dict[str, str]) -> None:
-    assert doctor.required_finding().state == "broken"
+    def find(reason: str = "") -> doctor.Finding:
+        return doctor.required_finding(lambda program: ("", reason))
+
+    assert find().state == "broken"
     versions.update({name: "99" for name in doctor.REQUIRED})
-    assert doctor.required_finding().state == "ok"
+    assert find().state == "ok"
+    unloaded = find("ImportError: tokenizers.abi3.so: invalid ELF header")
+    assert unloaded.state == "broken" and "invalid ELF header" in unloaded.found
+    assert unloaded.advice.startswith("pip install --force-reinstall 'numpy' 'tokenizers'")
     versions["jinja2"] = "3.0"
     del versions["tqdm"]
-    finding = doctor.required_finding()
-    assert finding.state == "broken"
-    assert finding.advice == "pip install 'tqdm' 'jinja2>=3.1.6'"
+    assert find().state == "broken"
+    assert find().advice == "pip install 'tqdm' 'jinja2>=3.1.6'"
 
 
 def test_an_integration(versions: dict[str, str]) -> None:
@@ -195,6 +200,8 @@ def test_an_unreadable_home_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> Non
     found = {each.name: each for each in doctor._hub_findings(offline=True)}
     assert found["network"].state in ("ok", "warning")
     assert "/caches/hub" in found["token"].found and found["downloads"].state == "warning"
+    assert "HF_HUB_CACHE" in found["downloads"].advice
+    assert "XDG_CACHE_HOME" in found["serve --quantize"].advice
 
 
 def test_the_token_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:

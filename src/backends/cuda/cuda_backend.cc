@@ -11,6 +11,7 @@
 #include "backends/cuda/decoder/cuda_decoder.h"
 #include "backends/cuda/gemm/cublas/cublas_launch.h"
 #include "backends/cuda/gemm/gemv/gemv_launch.h"
+#include "backends/cuda/layout/code_kind.h"
 #include "backends/cuda/libraries/cublas_library.h"
 #include "backends/cuda/moe/experts/cuda_experts.h"
 #include "backends/cuda/plan/device_refusal.h"
@@ -32,6 +33,7 @@
 #include "backends/cuda/weights/weight_upload.h"
 #include "base/environment.h"
 #include "base/macros.h"
+#include "marlin/format.h"
 #include "plan/gemm/transform_columns.h"
 
 namespace marlin::cuda {
@@ -367,6 +369,9 @@ CudaBuild GetCudaBuild() {
   CudaBuild build = {.codes = BuiltCodes()};
   if (cudaRuntimeGetVersion(&build.runtime) != cudaSuccess) cudaGetLastError();
   if (cudaDriverGetVersion(&build.driver) != cudaSuccess) cudaGetLastError();
+  for (const FormatInfo& format : AllFormats()) {
+    if (!IsBuilt(KindOf(format.format))) build.lacking.emplace_back(format.name);
+  }
   return build;
 }
 

@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "plan/gemm/backend.h"
 
@@ -16,11 +17,13 @@ int DeviceCount();
 /// malformed name, kUnsupported with the reason for a device that is absent or too old.
 Result<std::unique_ptr<Backend>> OpenCuda(std::string_view name);
 
-/// The versions of CUDA that this build and the driver are for.
+/// Facts about this build, and the version of CUDA that the driver is for.
 struct CudaBuild {
   std::string codes;  ///< As BuiltCodes(); empty in builds without CUDA.
   int runtime = 0;    ///< The build's version of CUDA, 12040 for 12.4; 0 without CUDA.
   int driver = 0;     ///< The latest version that the driver runs; 0 without a driver.
+  /// Names of the formats that a build with CUDA has no kernels for (MARLIN_CUDA_KINDS).
+  std::vector<std::string> lacking = {};
 };
 CudaBuild GetCudaBuild();
 

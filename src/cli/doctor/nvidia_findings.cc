@@ -18,6 +18,11 @@ namespace {
 
 using State = Finding::State;
 
+/// Toolkits from this one on pack kernels (cmake/MarlinCuda.cmake) as drivers for earlier versions
+/// than the other cannot unpack them.
+constexpr int kPackingToolkit = 12080;
+constexpr int kUnpackingDriver = 12040;
+
 std::string FirstLine(const std::filesystem::path& path) {
   std::ifstream file(path);
   std::string line;
@@ -62,6 +67,9 @@ std::string Versions(const NvidiaFacts& facts) {
     text += fmt::format("; this build: CUDA {}, code for {}",
                         cuda::VersionName(facts.build.runtime), facts.build.codes);
   }
+  if (!facts.build.lacking.empty()) {
+    text += fmt::format(", no kernels for {}", fmt::join(facts.build.lacking, ", "));
+  }
   return text;
 }
 
@@ -73,28 +81,45 @@ Finding OpenedFinding(const OpenedGpu& gpu, const NvidiaFacts& facts) {
   if (gpu.free_memory < kLittleMemory) {
     finding.state = State::kWarning;
     finding.advice = "end the programs that use it, which nvidia-smi lists, or name another device";
+  } else if (!facts.build.lacking.empty()) {
+    finding.state = State::kWarning;
+    finding.advice = "for models of these formats, build again without MARLIN_CUDA_KINDS";
   }
   return finding;
 }
 
-std::string AdviceFor(Code code) {
-  switch (code) {
+std::string UpdateAdvice(int version) {
+  return fmt::format("update NVIDIA's driver to one for CUDA {} or later",
+                     cuda::VersionName(version));
+}
+
+std::string AdviceFor(const Status& status, const cuda::CudaBuild& build) {
+  const auto says = [&status](std::string_view words) {
+    return status.message().find(words) != std::string::npos;
+  };
+  switch (status.code()) {
     case Code::kOutOfMemory:
       return "end the programs that use it, which nvidia-smi lists";
     case Code::kDeviceLost:
       return "reset it (nvidia-smi --gpu-reset) or restart the machine, then look at dmesg";
     default:
-      return "do what the reason says; until then models run on another device or the CPU";
+      break;
   }
+  if (says(cuda::kTooOldWords)) return "no build runs it: take another device, or the CPU";
+  if (says(cuda::kNewerDriverWords)) return UpdateAdvice(build.runtime);
+  if (build.driver != 0 && build.driver < kUnpackingDriver && build.runtime >= kPackingToolkit) {
+    return UpdateAdvice(kUnpackingDriver) + ": earlier ones cannot unpack this build's kernels";
+  }
+  return "do what the reason says; until then models run on another device or the CPU";
 }
 
 /// The error begins with the device's name.
-Finding RefusedFinding(const Status& status) {
+Finding RefusedFinding(const Status& status, const cuda::CudaBuild& build) {
   const std::string& message = status.message();
   const size_t colon = message.find(": ");
   const bool named = message.starts_with("cuda") && colon != std::string::npos;
   return {kGpuGroup, named ? message.substr(0, colon) : "cuda", State::kWarning,
-          named ? message.substr(colon + 2) : message, AdviceFor(status.code())};
+          named ? message.substr(colon + 2) : message, AdviceFor(status, build)};
 }
 
 Finding WithoutCuda(const NvidiaFacts& facts) {
@@ -113,21 +138,25 @@ Finding WithoutCuda(const NvidiaFacts& facts) {
 
 Finding WithoutDevice(const NvidiaFacts& facts) {
   Finding finding = {kGpuGroup, "cuda", State::kWarning, facts.none + Versions(facts)};
-  if (facts.visible) {
+  const bool has_library = facts.build.driver != 0;
+  if (!has_library && facts.on_bus == 0 && facts.driver.empty()) {
+    finding.state = State::kMissing;
+    finding.found = "no NVIDIA GPU and no driver here" + Versions(facts);
+  } else if (!has_library && facts.driver.empty()) {
+    finding.advice = "install NVIDIA's driver, until nvidia-smi lists the GPU";
+  } else if (!has_library) {
+    finding.advice =
+        "a container needs its GPUs handed over, such as by docker run --gpus all; elsewhere "
+        "install the driver's libraries";
+  } else if (facts.build.driver / 1000 < facts.build.runtime / 1000) {
+    finding.advice = UpdateAdvice(facts.build.runtime / 1000 * 1000);
+  } else if (facts.visible) {
     finding.advice = fmt::format("CUDA_VISIBLE_DEVICES='{}' may hide GPUs: unset it or name one",
                                  *facts.visible);
-  } else if (facts.build.driver != 0 && facts.build.driver < facts.build.runtime) {
-    finding.advice = fmt::format("update NVIDIA's driver to one for CUDA {} or later",
-                                 cuda::VersionName(facts.build.runtime));
-  } else if (!facts.driver.empty()) {
+  } else {
     finding.advice =
         "look at what nvidia-smi says; a container needs its GPUs handed over, such as "
         "by docker run --gpus all";
-  } else if (facts.on_bus > 0) {
-    finding.advice = "install NVIDIA's driver, until nvidia-smi lists the GPU";
-  } else {
-    finding.state = State::kMissing;
-    finding.found = "no NVIDIA GPU here" + Versions(facts);
   }
   return finding;
 }
@@ -157,7 +186,8 @@ NvidiaFacts FindNvidia(const std::string& root) {
 std::vector<Finding> NvidiaFindings(const NvidiaFacts& facts) {
   std::vector<Finding> findings;
   for (const OpenedGpu& gpu : facts.devices) findings.push_back(OpenedFinding(gpu, facts));
-  for (const Status& status : facts.refused) findings.push_back(RefusedFinding(status));
+  for (const Status& status : facts.refused)
+    findings.push_back(RefusedFinding(status, facts.build));
   if (!findings.empty()) return findings;
   return {facts.build.runtime == 0 ? WithoutCuda(facts) : WithoutDevice(facts)};
 }

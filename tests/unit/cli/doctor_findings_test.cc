@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "backends/cuda/plan/device_refusal.h"
 #include "cli/doctor/finding.h"
 #include "cli/doctor/machine_findings.h"
 #include "cli/doctor/nvidia_findings.h"
@@ -92,9 +93,12 @@ TEST(NvidiaFindings, WithoutAGpu) {
   EXPECT_EQ(Only(facts).found, "no NVIDIA GPU here; this build has no code for one");
   EXPECT_EQ(Only(facts).advice, "");
   facts.build = {"8.0", 12090, 0};
-  facts.none = "no CUDA device (CUDA driver version is insufficient for CUDA runtime version)";
+  facts.none = "no CUDA device (no driver: libcuda.so.1 does not load)";
   EXPECT_EQ(Only(facts).state, State::kMissing);
-  EXPECT_EQ(Only(facts).found, "no NVIDIA GPU here; this build: CUDA 12.9, code for 8.0");
+  EXPECT_EQ(Only(facts).found,
+            "no NVIDIA GPU and no driver here; this build: CUDA 12.9, code for 8.0");
+  facts.visible = "0";  // It hides nothing.
+  EXPECT_EQ(Only(facts).state, State::kMissing);
 }
 
 TEST(NvidiaFindings, OfAGpuAndABuildWithoutCuda) {
@@ -115,13 +119,52 @@ TEST(NvidiaFindings, SayWhyADeviceIsNotThere) {
   EXPECT_EQ(Only(facts).state, State::kWarning);
   EXPECT_THAT(Only(facts).found, HasSubstr("no CUDA-capable device is detected"));
   EXPECT_THAT(Only(facts).advice, HasSubstr("--gpus all"));
-  facts.build.driver = 12020;
-  EXPECT_THAT(Only(facts).advice, HasSubstr("update NVIDIA's driver to one for CUDA 12.9"));
-  facts.build.driver = 0;
-  facts.driver.clear();
-  EXPECT_THAT(Only(facts).advice, HasSubstr("install NVIDIA's driver"));
   facts.visible = "";
   EXPECT_THAT(Only(facts).advice, HasSubstr("CUDA_VISIBLE_DEVICES=''"));
+  // CUDA 12.9 runs on drivers for 12.2, on those for 11.8 it does not.
+  facts.build.driver = 12020;
+  EXPECT_THAT(Only(facts).advice, HasSubstr("CUDA_VISIBLE_DEVICES=''"));
+  facts.build.driver = 11080;
+  EXPECT_THAT(Only(facts).advice, HasSubstr("update NVIDIA's driver to one for CUDA 12.0"));
+}
+
+TEST(NvidiaFindings, SayThatTheDriversLibraryIsNotThere) {
+  NvidiaFacts facts = WithDriver();
+  facts.build.driver = 0;
+  facts.visible = "0";
+  EXPECT_EQ(Only(facts).state, State::kWarning);
+  EXPECT_THAT(Only(facts).advice, HasSubstr("--gpus all"));
+  facts.driver.clear();
+  EXPECT_THAT(Only(facts).advice, HasSubstr("install NVIDIA's driver"));
+  // Windows shows Linux no GPU on the bus and no kernel module.
+  facts.on_bus = 0;
+  facts.build.driver = 13000;
+  EXPECT_EQ(Only(facts).state, State::kWarning);
+}
+
+TEST(NvidiaFindings, OfADriverThatCannotUnpackTheKernels) {
+  cuda::DeviceSupport device = {"cuda:0", "NVIDIA A100", 80, 0, "8.0", "no kernel image"};
+  NvidiaFacts facts = WithDriver();
+  facts.build.driver = 12020;
+  facts.refused = {Status(Code::kUnsupported, cuda::RefusalOf(device))};
+  EXPECT_THAT(Only(facts).advice, HasSubstr("update NVIDIA's driver to one for CUDA 12.4"));
+  facts.build.driver = 12040;
+  EXPECT_THAT(Only(facts).advice, HasSubstr("do what the reason says"));
+  device.driver_is_older = true;
+  facts.refused = {Status(Code::kUnsupported, cuda::RefusalOf(device))};
+  EXPECT_THAT(Only(facts).advice, HasSubstr("update NVIDIA's driver to one for CUDA 12.9"));
+  device.capability = 75;
+  facts.refused = {Status(Code::kUnsupported, cuda::RefusalOf(device))};
+  EXPECT_THAT(Only(facts).advice, HasSubstr("no build runs it"));
+}
+
+TEST(NvidiaFindings, NameFormatsWithoutKernels) {
+  NvidiaFacts facts = WithDriver();
+  facts.devices = {{H200(), int64_t{1} << 40}};
+  facts.build.lacking = {"u4", "nf4"};
+  EXPECT_EQ(Only(facts).state, State::kWarning);
+  EXPECT_THAT(Only(facts).found, HasSubstr("code for 8.0, 9.0a, no kernels for u4, nf4"));
+  EXPECT_THAT(Only(facts).advice, HasSubstr("MARLIN_CUDA_KINDS"));
 }
 
 TEST(FindNvidia, ReadsWhatLinuxSays) {

@@ -20,21 +20,24 @@ std::string RefusalOf(const DeviceSupport& device) {
   const std::string start = std::string(device.name) + ": " + std::string(device.model) +
                             " has compute capability " + capability + "; ";
   if (device.capability < kLeastCapability) {
-    return start + "the kernels need 8.0 (Ampere) or later";
+    return start + std::string(kTooOldWords);
   }
   if (device.code != 0) return {};
   const std::string built = "this build has code for " + std::string(device.built);
   if (device.driver_is_older) {
-    return start + built + ", whose PTX needs a newer driver (" + std::string(device.why_no_code) +
-           ")";
+    return start + built + ", " + std::string(kNewerDriverWords) + " (" +
+           std::string(device.why_no_code) + ")";
   }
   return start + built + ", none for this device (" + std::string(device.why_no_code) +
          "); build with -DCMAKE_CUDA_ARCHITECTURES=" + std::to_string(device.capability);
 }
 
 std::string NoDevice(std::string_view name, std::string_view why, int driver, int runtime) {
-  std::string text = std::string(name) + ": no CUDA device (" + std::string(why);
-  if (driver != 0 && driver < runtime) {
+  std::string text = std::string(name) + ": no CUDA device (";
+  // CUDA's words for this are that the driver is too old.
+  if (driver == 0) return text + "no driver: libcuda.so.1 does not load)";
+  text += why;
+  if (driver < runtime) {
     text += "; the driver is for CUDA " + VersionName(driver) + ", this build for " +
             VersionName(runtime);
   }

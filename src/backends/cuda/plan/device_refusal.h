@@ -18,11 +18,15 @@ struct DeviceSupport {
   bool driver_is_older = false;
 };
 
+/// Words of RefusalOf about a device that no build runs, and one that needs a newer driver.
+inline constexpr std::string_view kTooOldWords = "the kernels need 8.0 (Ampere) or later";
+inline constexpr std::string_view kNewerDriverWords = "whose PTX needs a newer driver";
+
 /// Empty if the device can be opened.
 std::string RefusalOf(const DeviceSupport& device);
 
 /// "cuda:1: no CUDA device (why)"; with the versions, as cudaDriverGetVersion and
-/// cudaRuntimeGetVersion give them, where the driver is older than the build; 0: unknown.
+/// cudaRuntimeGetVersion give them, where the driver is older than the build. Driver 0: none.
 std::string NoDevice(std::string_view name, std::string_view why, int driver, int runtime);
 
 /// "12.4" for 12040, a version as cudaDriverGetVersion gives it.

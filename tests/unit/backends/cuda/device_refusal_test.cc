@@ -59,7 +59,11 @@ TEST(DeviceRefusal, NamesTheVersionsOfAnOlderDriver) {
             std::string("cuda: no CUDA device (") + why +
                 "; the driver is for CUDA 12.4, this build for 13.0)");
   EXPECT_EQ(NoDevice("cuda:9", "8 found", 13010, 13000), "cuda:9: no CUDA device (8 found)");
-  EXPECT_EQ(NoDevice("cuda", "no driver", 0, 12080), "cuda: no CUDA device (no driver)");
+}
+
+TEST(DeviceRefusal, SaysThatThereIsNoDriver) {
+  EXPECT_EQ(NoDevice("cuda", "CUDA driver version is insufficient", 0, 12080),
+            "cuda: no CUDA device (no driver: libcuda.so.1 does not load)");
 }
 
 }  // namespace
