@@ -342,18 +342,21 @@ class CudaBackend final : public Backend {
   std::optional<LaunchContext> context_;
 };
 
-/// Empty if this build runs on the device.
-std::string WhyRefused(std::string_view name, int index, const cudaDeviceProp& properties) {
+/// Whether this build runs on the device.
+Status RunsOn(std::string_view name, int index, const cudaDeviceProp& properties) {
   DeviceSupport device = {name, properties.name, properties.major * 10 + properties.minor};
   const DeviceScope scope(index);
   device.code = DeviceCode();
   device.built = BuiltCodes();
   if (device.code == 0) {
     const NoCode none = WhyNoCode();
-    device.why_no_code = none.why;
-    device.driver_is_older = none.driver_is_older;
+    device.error = none.error;
+    device.lacks = none.lacks;
   }
-  return RefusalOf(device);
+  std::string refusal = RefusalOf(device);
+  if (refusal.empty()) return {};
+  const bool full = device.code == 0 && device.lacks == LacksCode::kNeedsMemory;
+  return {full ? Code::kOutOfMemory : Code::kUnsupported, std::move(refusal)};
 }
 
 }  // namespace
@@ -400,9 +403,7 @@ Result<std::unique_ptr<Backend>> OpenCuda(std::string_view name) {
   if (cudaGetDeviceProperties(&properties, index) != cudaSuccess) {
     return Status(Code::kUnsupported, std::string(name) + ": cudaGetDeviceProperties failed");
   }
-  if (std::string why = WhyRefused(name, index, properties); !why.empty()) {
-    return Status(Code::kUnsupported, std::move(why));
-  }
+  MARLIN_RETURN_IF_ERROR(RunsOn(name, index, properties));
   auto backend = std::make_unique<CudaBackend>(index, properties);
   MARLIN_RETURN_IF_ERROR(backend->MakeShared());
   return std::unique_ptr<Backend>(std::move(backend));

@@ -84,6 +84,15 @@ Result<std::optional<Device>> Device::Impl::Next() {
   return next_;
 }
 
+namespace {
+
+/// Whether another device may be taken instead: this one is not there, or has no memory left.
+bool IsPassedOver(const Status& status) {
+  return status.code() == Code::kUnsupported || status.code() == Code::kOutOfMemory;
+}
+
+}  // namespace
+
 Result<Device> OpenFirst(std::vector<std::function<Result<Device>()>> candidates,
                          std::string passed_over) {
   const std::function<Result<Device>()> open = std::move(candidates.front());
@@ -95,7 +104,7 @@ Result<Device> OpenFirst(std::vector<std::function<Result<Device>()>> candidates
     if (candidates.empty()) return device;
     impl.SetNext(
         [rest = std::move(candidates), passed_over] { return OpenFirst(rest, passed_over); });
-  } else if (!candidates.empty() && device.status().code() == Code::kUnsupported) {
+  } else if (!candidates.empty() && IsPassedOver(device.status())) {
     passed_over += (passed_over.empty() ? "" : "; ") + device.status().message();
     return OpenFirst(std::move(candidates), std::move(passed_over));
   }
@@ -160,10 +169,10 @@ Result<Device> DeviceOn(std::unique_ptr<Backend> backend, const DeviceOptions& o
 /// The current CUDA device, else the first one that is supported.
 Result<Device> OpenAnyCuda(const DeviceOptions& options) {
   Result<Device> current = Device::Open("cuda", options);
-  if (current.status().code() != Code::kUnsupported) return current;
+  if (!IsPassedOver(current.status())) return current;
   for (int i = 0; i < cuda::DeviceCount(); ++i) {
     Result<Device> device = Device::Open("cuda:" + std::to_string(i), options);
-    if (device.status().code() != Code::kUnsupported) return device;
+    if (!IsPassedOver(device.status())) return device;
   }
   return current;
 }

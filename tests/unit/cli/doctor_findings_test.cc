@@ -150,7 +150,7 @@ TEST(NvidiaFindings, OfADriverThatCannotUnpackTheKernels) {
   EXPECT_THAT(Only(facts).advice, HasSubstr("update NVIDIA's driver to one for CUDA 12.4"));
   facts.build.driver = 12040;
   EXPECT_THAT(Only(facts).advice, HasSubstr("do what the reason says"));
-  device.driver_is_older = true;
+  device.lacks = cuda::LacksCode::kNeedsDriver;
   facts.refused = {Status(Code::kUnsupported, cuda::RefusalOf(device))};
   EXPECT_THAT(Only(facts).advice, HasSubstr("update NVIDIA's driver to one for CUDA 12.9"));
   device.capability = 75;

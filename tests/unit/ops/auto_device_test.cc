@@ -40,7 +40,7 @@ TEST_F(AutoDevice, TakesTheFirstThatIsThere) {
 }
 
 TEST_F(AutoDevice, SaysWhatItPassedOver) {
-  const Result<Device> device = OpenFirst({Fails(Code::kUnsupported, "no GPU"), Opens(1),
+  const Result<Device> device = OpenFirst({Fails(Code::kOutOfMemory, "no GPU"), Opens(1),
                                            Fails(Code::kUnsupported, "its self-test"), Opens(2)});
   ASSERT_TRUE(device.ok());
   const Result<std::optional<Device>> next = Internals::Impl(*device).Next();

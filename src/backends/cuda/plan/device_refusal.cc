@@ -24,11 +24,17 @@ std::string RefusalOf(const DeviceSupport& device) {
   }
   if (device.code != 0) return {};
   const std::string built = "this build has code for " + std::string(device.built);
-  if (device.driver_is_older) {
-    return start + built + ", " + std::string(kNewerDriverWords) + " (" +
-           std::string(device.why_no_code) + ")";
+  const std::string error(device.error);
+  switch (device.lacks) {
+    case LacksCode::kNeedsMemory:
+    case LacksCode::kFails:
+      return std::string(device.name) + ": " + std::string(device.model) + ": " + error;
+    case LacksCode::kNeedsDriver:
+      return start + built + ", " + std::string(kNewerDriverWords) + " (" + error + ")";
+    case LacksCode::kIsNotBuilt:
+      break;
   }
-  return start + built + ", none for this device (" + std::string(device.why_no_code) +
+  return start + built + ", none for this device (" + error +
          "); build with -DCMAKE_CUDA_ARCHITECTURES=" + std::to_string(device.capability);
 }
 

@@ -6,6 +6,10 @@
 
 namespace marlin::cuda {
 
+/// Why a device runs no code of the build: there is none for it, or PTX that its driver is too old
+/// for; or the device has no memory for it, or does not work.
+enum class LacksCode { kIsNotBuilt, kNeedsDriver, kNeedsMemory, kFails };
+
 /// A device and the build, as far as they decide whether the one runs the other.
 struct DeviceSupport {
   std::string_view name;        ///< "cuda:0".
@@ -13,9 +17,9 @@ struct DeviceSupport {
   int capability = 0;           ///< Compute capability times ten.
   int code = 0;                 ///< As DeviceCode().
   std::string_view built = {};  ///< As BuiltCodes().
-  /// CUDA's error where `code` is 0, and whether the driver is older than the build's PTX.
-  std::string_view why_no_code = {};
-  bool driver_is_older = false;
+  /// CUDA's error where `code` is 0, and what it means.
+  std::string_view error = {};
+  LacksCode lacks = LacksCode::kIsNotBuilt;
 };
 
 /// Words of RefusalOf about a device that no build runs, and one that needs a newer driver.

@@ -32,12 +32,31 @@ int DeviceCode() {
   return code.load(std::memory_order_relaxed);
 }
 
+namespace {
+
+LacksCode LackOf(cudaError_t error) {
+  switch (error) {
+    case cudaErrorNoKernelImageForDevice:
+    case cudaErrorInvalidKernelImage:
+    case cudaErrorInvalidDeviceFunction:
+      return LacksCode::kIsNotBuilt;
+    case cudaErrorUnsupportedPtxVersion:
+      return LacksCode::kNeedsDriver;
+    case cudaErrorMemoryAllocation:
+      return LacksCode::kNeedsMemory;
+    default:
+      return LacksCode::kFails;
+  }
+}
+
+}  // namespace
+
 NoCode WhyNoCode() {
   cudaFuncAttributes attributes;
   const cudaError_t error =
       cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(&Probe));
   cudaGetLastError();
-  return {cudaGetErrorString(error), error == cudaErrorUnsupportedPtxVersion};
+  return {cudaGetErrorString(error), LackOf(error)};
 }
 
 const char* BuiltCodes() { return MARLIN_CUDA_CODES; }

@@ -2,6 +2,8 @@
 // for some capabilities, and the driver takes the latest that the device can run.
 #pragma once
 
+#include "backends/cuda/plan/device_refusal.h"
+
 namespace marlin::cuda {
 
 /// The capability times ten that the code of the current device was compiled for (80 on a GPU of
@@ -10,8 +12,8 @@ int DeviceCode();
 
 /// Why DeviceCode() is 0.
 struct NoCode {
-  const char* why;       ///< CUDA's words.
-  bool driver_is_older;  ///< Than the toolkit that made the PTX.
+  const char* error;  ///< CUDA's words.
+  LacksCode lacks;
 };
 NoCode WhyNoCode();
 

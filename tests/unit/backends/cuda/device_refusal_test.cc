@@ -34,7 +34,7 @@ TEST(DeviceRefusal, SaysWhatTheBuildLacks) {
   DeviceSupport device = kAmpere;
   device.code = 0;
   device.built = "9.0a";
-  device.why_no_code = "no kernel image is available";
+  device.error = "no kernel image is available";
   EXPECT_EQ(RefusalOf(device),
             "cuda:0: NVIDIA A100 has compute capability 8.0; this build has code for 9.0a, none "
             "for this device (no kernel image is available); build with "
@@ -46,11 +46,21 @@ TEST(DeviceRefusal, SaysThatTheDriverCannotCompileThePtx) {
   device.capability = 120;
   device.code = 0;
   device.built = "PTX of 9.0";
-  device.driver_is_older = true;
-  device.why_no_code = "the provided PTX was compiled with an unsupported toolchain.";
+  device.lacks = LacksCode::kNeedsDriver;
+  device.error = "the provided PTX was compiled with an unsupported toolchain.";
   EXPECT_NE(RefusalOf(device).find("PTX of 9.0, whose PTX needs a newer driver (the provided"),
             std::string::npos)
       << RefusalOf(device);
+}
+
+TEST(DeviceRefusal, SaysWhatADeviceWithCodeLacks) {
+  DeviceSupport device = kAmpere;
+  device.code = 0;
+  for (const LacksCode lacks : {LacksCode::kNeedsMemory, LacksCode::kFails}) {
+    device.lacks = lacks;
+    device.error = "out of memory";
+    EXPECT_EQ(RefusalOf(device), "cuda:0: NVIDIA A100: out of memory");
+  }
 }
 
 TEST(DeviceRefusal, NamesTheVersionsOfAnOlderDriver) {
