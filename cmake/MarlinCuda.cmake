@@ -173,6 +173,11 @@ function(marlin_cuda_instances output hopper_output directory)
         if(kind IN_LIST wanted)
           set(source ${MARLIN_GENERATED_DIR}/cuda/${name}_${tiles}_${kind}.cu)
           configure_file(${directory}/plan/instance.cu.in ${source} @ONLY)
+          if(MARLIN_WERROR AND name STREQUAL "PersistentKernels")
+            # Its registers are dealt to two kinds of warps by hand.
+            set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS
+              "-Xptxas=--warn-on-spills,--warning-as-error")
+          endif()
           if(macro STREQUAL "MARLIN_HOPPER_INSTANCES")
             list(APPEND hopper_sources ${source})
           else()
