@@ -40,6 +40,7 @@ inline constexpr int kMostPersistentRows = 8;
 inline constexpr int kMostTasks = kMostPersistentRows * kMostChosenExperts;
 inline constexpr int kMostRowUnits = 255 - kPersistentWarps;
 inline constexpr int kMostRowSplits = 32;
+inline constexpr int kMostRowExperts = 1024;  ///< A warp selects: a lane has a bit for each of its.
 /// Floats of a row of a unit's sums: the lanes of a warp store to different banks.
 inline constexpr int kRowSumFloats = 36;
 

@@ -587,6 +587,7 @@ std::optional<PersistentArguments> LayOutPersistent(const PersistentArguments& s
     args.group = args.heads / args.kv_heads;
     args.attention_splits = std::max(blocks / (rows * args.kv_heads), 1);
   }
+  if (rows > 1 && args.router.experts > kMostRowExperts) return std::nullopt;
   if (rows * args.kv_heads > blocks || args.delta.value_heads * args.delta.slices > blocks ||
       Ceil(args.router.rows(), blocks) > kMostRouterRows) {
     return std::nullopt;

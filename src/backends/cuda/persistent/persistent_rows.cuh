@@ -30,6 +30,11 @@ class PersistentRows : private RowsPart {
 
   MARLIN_DEVICE void Begin() {
     if (thread_ == 0) FindParts();
+    if (thread_ < kMostTasks) {
+      // A row whose logits are errors selects nothing: each of its places has an expert even so.
+      Rows().chosen[thread_] = thread_ % kMostChosenExperts;
+      Scratch().weights[thread_] = 0.0f;
+    }
     SyncFirst<kPersistentThreads>();
     for (int i = thread_; i < kMostPersistentRows * kMostCacheGroups; i += kPersistentThreads) {
       const int row = i % kMostPersistentRows;
@@ -67,8 +72,8 @@ class PersistentRows : private RowsPart {
       const bool awaits_router =
           LayerOf(phase).experts != nullptr && (which == Phase::kOut || which == Phase::kGates);
       if (phase == args_.first_phase) AllowCopies(args_, Phase::kQkv);
-      if (!awaits_router) AllowCopies(args_, static_cast<Phase>((phase + 1) % kPhases));
       SyncFirst<kPersistentThreads>();
+      if (!awaits_router) AllowCopies(args_, static_cast<Phase>((phase + 1) % kPhases));
       if (which == Phase::kQkv) PublishArrival(index);
       if (which == Phase::kGates) Route(phase);
       const Schedule& schedule = tables_.ScheduleOf(tables_.GemmOf(phase));
@@ -136,7 +141,7 @@ class PersistentRows : private RowsPart {
     const int index = phase / kPhases;
     // Keys take the memory of activations and sums.
     SyncFirst<kPersistentThreads>();
-    if (thread_ == 0) Arrive(AddressOf(args_, LayerBarrier::kKeysAllowed));
+    AllowCopies(args_, LayerBarrier::kKeysAllowed);
     uint32_t* const words = Words(index);
     const uint32_t tag = Tag(index);
     const PhaseGemm& inputs = layer.gemms[static_cast<int>(Phase::kQkv)];

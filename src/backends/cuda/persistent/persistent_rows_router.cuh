@@ -136,7 +136,7 @@ class RowsChoice {
   }
 
   /// Finds the tasks: the experts that any row has selected, in their order. Called by all threads,
-  /// after a barrier after Route; ends with one.
+  /// after a barrier after Route. Places may be read after another one.
   MARLIN_DEVICE void FindTasks() const {
     RowsScratch& rows = RowsOf(args_);
     const int row = thread_ / kMostChosenExperts;

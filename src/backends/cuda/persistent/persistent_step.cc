@@ -261,12 +261,20 @@ std::optional<PersistentPlan> PlanOne(const PersistentDescription& model,
   return plan;
 }
 
-/// From how many rows on the operations are as fast: where layers are dense, weights are read once
-/// in either way, and every CTA gathers the inputs of all rows
+/// The rows up to which the kernel is faster than the operations: where layers are dense, those read
+/// weights once, too, and no CTA gathers the inputs of all rows
 /// (docs/log/2026-11-29-persistent-rows.md).
 int MostRows(const PersistentDescription& model) {
   constexpr int kMostDenseRows = 3;
-  return model.experts().empty() ? kMostDenseRows : kMostPersistentRows;
+  if (model.experts().empty()) return kMostDenseRows;
+  // Routers that do not select by logits alone take one row after another.
+  const PersistentRouter& router = model.shape().router;
+  const bool by_logits = router.groups == 1 &&
+                         router.scoring != static_cast<int>(RouterOptions::Scoring::kSigmoid) &&
+                         std::ranges::all_of(model.layers(), [](const PersistentLayer& layer) {
+                           return layer.choice_bias == nullptr;
+                         });
+  return by_logits ? kMostPersistentRows : 1;
 }
 
 /// The same of several rows.

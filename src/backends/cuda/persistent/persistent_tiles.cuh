@@ -191,10 +191,13 @@ MARLIN_DEVICE LayerBarrier AllowedOf(Phase phase) {
   return static_cast<LayerBarrier>(static_cast<int>(LayerBarrier::kAllowed) +
                                    static_cast<int>(phase));
 }
-/// Lets the copying warps fill the places that a phase's copies take. Called by all threads that
+/// Lets the copying warps fill the places that a barrier's copies take. Called by all threads that
 /// compute, after a barrier that follows their last access to what is there.
+MARLIN_DEVICE void AllowCopies(const PersistentArguments& args, LayerBarrier barrier) {
+  if (threadIdx.x < ArrivalsOf(kPersistentThreads)) Arrive(AddressOf(args, barrier));
+}
 MARLIN_DEVICE void AllowCopies(const PersistentArguments& args, Phase phase) {
-  if (threadIdx.x < ArrivalsOf(kPersistentThreads)) Arrive(AddressOf(args, AllowedOf(phase)));
+  AllowCopies(args, AllowedOf(phase));
 }
 
 /// A warp that copies half of the warps' tiles, one warp's per lane; the first one also the layers'

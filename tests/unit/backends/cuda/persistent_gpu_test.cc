@@ -97,6 +97,8 @@ std::vector<Case> Cases() {
       {"qwen3_moe", Config("qwen3_moe", experts), "fp4_e2m1/g32"},
       {"qwen3_moe_odd", Config("qwen3_moe", {{"num_experts", 15}}), "fp4_e2m1/g128"},
       {"qwen3_moe_zeros", Config("qwen3_moe", experts), "u4/g32"},
+      {"qwen3_moe_many", Config("qwen3_moe", {{"num_experts", 140}, {"num_experts_per_tok", 8}}),
+       "fp4_e2m1/g32"},
       {"qwen3_moe_mixed", Config("qwen3_moe", mixed), "fp4_e2m1/g32/e8m0"},
       {"qwen3_moe_sparse", Config("qwen3_moe", experts), "fp4_e2m1/g32/2:4"},
       {"mixtral", Config("mixtral", {{"num_local_experts", 4}, {"num_experts_per_tok", 2}}),
