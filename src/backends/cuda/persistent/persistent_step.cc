@@ -261,7 +261,7 @@ std::optional<PersistentPlan> PlanOne(const PersistentDescription& model,
   return plan;
 }
 
-/// The rows up to which the kernel is faster than the operations: where layers are dense, those read
+/// The rows up to which the kernel is faster than the operations: with dense layers those read
 /// weights once, too, and no CTA gathers the inputs of all rows
 /// (docs/log/2026-11-29-persistent-rows.md).
 int MostRows(const PersistentDescription& model) {
