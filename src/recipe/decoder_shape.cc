@@ -413,6 +413,18 @@ void ReadHeads(const Family& family, ModelConfig& config, Dimensions* d) {
   d->qk_norm = asks ? config.Bool("use_qk_norm", false) : family.qk_norm != QkNormRule::kNone;
 }
 
+namespace {
+
+/// Whether some layer has an MLP without experts.
+bool HasDenseMlp(const Family& family, const Dimensions& dimensions) {
+  for (int64_t layer = 0; layer < dimensions.layers; ++layer) {
+    if (HasMlp(dimensions, layer) && !IsSparse(family, dimensions, layer)) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
 Result<Dimensions> ReadDimensions(const Family& family, ModelConfig& config) {
   Dimensions d;
   d.hidden = config.Size("hidden_size", kMaxWidth);
@@ -429,6 +441,9 @@ Result<Dimensions> ReadDimensions(const Family& family, ModelConfig& config) {
   ParametersOf(family.mixer).ReadSizes(family, config, &d);
   MARLIN_RETURN_IF_ERROR(ReadMixers(family, config, &d));
   ReadExperts(family, config, &d);
+  if (d.intermediate == 0 && config.status().ok() && HasDenseMlp(family, d)) {
+    d.intermediate = config.Size(family.mlp_width_key, kMaxWidth);
+  }
   if (config.Knows("num_nextn_predict_layers")) {
     d.prediction_layers = config.CountOr("num_nextn_predict_layers", 16, 0);
   }

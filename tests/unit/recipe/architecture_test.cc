@@ -160,6 +160,17 @@ TEST(Architecture, RefusesWrongConfigsByName) {
   expect(std::string(1 << 20, '['), Code::kMalformedFile, "config.json");
 }
 
+/// Types whose layers may all have experts read the width of the others if there are any.
+TEST(Architecture, RefusesDenseLayersWithoutAWidth) {
+  nlohmann::json config = Edited("first_k_dense_replace", 1, "glm-4.5-air");
+  config.erase("intermediate_size");
+  const Status status = DescribeModel(config.dump()).status();
+  EXPECT_EQ(status.code(), Code::kMalformedFile);
+  EXPECT_THAT(status.message(), HasSubstr("intermediate_size"));
+  config["first_k_dense_replace"] = 0;
+  EXPECT_TRUE(DescribeModel(config.dump()).ok());
+}
+
 TEST(Architecture, ConfigSwitchesChangeTheTensors) {
   const auto count = [](const nlohmann::json& config) {
     const auto model = DescribeModel(config.dump());
