@@ -38,7 +38,7 @@ TOKENS = "examples/tiny-qwen3-moe/validation_tokens.txt"
 RECIPES = ["default_moe", "aggressive_moe", "uniform:s4/g64", "uniform:nf3/g64"]
 METHODS = ["rtn", "mse"]
 FORMAT_WINDOWS = 24
-# What rows keep of a comparison.
+# The fields of a comparison that a row keeps.
 COMPARED = ("perplexity_ratio", "perplexity_ratio_error", "kl_mean", "kl_p99", "top1_agreement",
             "tokens")  # fmt: skip
 OUTLIERS = [1.0, 30.0, 0.125]

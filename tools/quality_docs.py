@@ -259,7 +259,7 @@ def real(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-# What to begin with at a number of bits: formats, method, and when.
+# The recommended recipe for each number of bits: formats, method, and when to use it.
 ADVICE = (
     ("s8/g128", "rtn", "at once: nothing runs, next to nothing is lost"),
     ("int6/g64", "gptq", "for almost no loss"),

@@ -99,7 +99,7 @@ struct AwaitedQuads {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) missing += IsFresh(words[i], tag) ? 0 : 1;
       if (missing == 0) break;
-      // After one that has come the others are requested too.
+      // Once the first one has arrived, the next round requests all others.
       if (kPolls == Polls::kFirst) all = !all && missing < before && before <= kCount;
       bool requests = true;
 #pragma unroll

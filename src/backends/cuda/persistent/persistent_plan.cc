@@ -265,25 +265,6 @@ Support SupportsLayer(const LayerSteps& steps, int64_t hidden) {
   return {};
 }
 
-void SplitPhase(Phase phase, int blocks, PhaseGemm* gemm) {
-  double best = 0;
-  const PhaseCosts costs = CostsOf(phase, gemm->n);
-  const int units = gemm->copies * gemm->sides * gemm->strips;
-  for (int splits = 1; splits <= std::min(kMostSplits, gemm->k_tiles); ++splits) {
-    const int tiles = Ceil(gemm->k_tiles, splits);
-    if (splits > 1 && Ceil(gemm->k_tiles, tiles) < splits) continue;
-    const double cost =
-        Ceil(units * splits, blocks) * tiles + costs.of_split * splits + costs.of_input * tiles;
-    if (splits > 1 && cost >= best) continue;
-    best = cost;
-    gemm->splits = splits;
-    gemm->tiles_of_split = tiles;
-  }
-  gemm->columns = units * kStripOutputs;
-  const int of_segment = gemm->weights.tiles_of_strip;
-  gemm->segment_factor = gemm->segments > 1 ? Ceil(1 << kSegmentBits, of_segment) : 0;
-}
-
 namespace {
 
 void SetSplits(int splits, PhaseGemm* gemm) {
@@ -292,6 +273,29 @@ void SetSplits(int splits, PhaseGemm* gemm) {
   gemm->columns = gemm->copies * gemm->sides * gemm->strips * kStripOutputs;
 }
 
+}  // namespace
+
+void SplitPhase(Phase phase, int blocks, PhaseGemm* gemm) {
+  int best = 1;
+  double least = 0;
+  const PhaseCosts costs = CostsOf(phase, gemm->n);
+  const int units = gemm->copies * gemm->sides * gemm->strips;
+  for (int splits = 1; splits <= std::min(kMostSplits, gemm->k_tiles); ++splits) {
+    const int tiles = Ceil(gemm->k_tiles, splits);
+    if (splits > 1 && Ceil(gemm->k_tiles, tiles) < splits) continue;
+    const double cost =
+        Ceil(units * splits, blocks) * tiles + costs.of_split * splits + costs.of_input * tiles;
+    if (splits > 1 && cost >= least) continue;
+    best = splits;
+    least = cost;
+  }
+  SetSplits(best, gemm);
+  const int of_segment = gemm->weights.tiles_of_strip;
+  gemm->segment_factor = gemm->segments > 1 ? Ceil(1 << kSegmentBits, of_segment) : 0;
+}
+
+namespace {
+
 /// Chooses the splits of a phase of several rows whose sums are the residual's: `inputs` is the
 /// rows that have inputs in a k-tile, on average.
 void SplitResidual(double inputs, int rows, int blocks, PhaseGemm* gemm) {
@@ -299,13 +303,13 @@ void SplitResidual(double inputs, int rows, int blocks, PhaseGemm* gemm) {
   // that the owner of a strip adds.
   constexpr double kCostOfInput = 0.5;
   constexpr double kCostOfSum = 0.15;
-  int best = 0;
+  int best = 1;
   double least = 0;
   for (int splits = 1; splits <= std::min(kMostRowSplits, gemm->k_tiles); ++splits) {
     const int tiles = Ceil(gemm->k_tiles, splits);
     const double cost = Ceil(gemm->strips * splits, blocks) * tiles +
                         kCostOfInput * inputs * tiles + kCostOfSum * rows * splits;
-    if (best > 0 && cost >= least) continue;
+    if (splits > 1 && cost >= least) continue;
     best = splits;
     least = cost;
   }
@@ -472,6 +476,23 @@ void LayOutExchange(const LargestLayer& most, int blocks, PersistentArguments* a
   at.words = static_cast<int>(exchange.end());
 }
 
+/// The parts whose contents last longer than a phase.
+void TakeTables(int blocks, Offsets* shared, PersistentArguments* args) {
+  PersistentShared& at = args->shared;
+  const int64_t rows = args->rows;
+  const int64_t experts = RoundUp(int64_t{args->router.experts}, int64_t{4});
+  at.router = shared->Take(int64_t{Ceil(args->router.rows(), blocks)} * args->features * 4);
+  at.layers = shared->Take(2 * int64_t{sizeof(PersistentLayer)});
+  at.experts = shared->Take(args->router.table() * int64_t{sizeof(PersistentExpert)});
+  at.schedules = shared->Take(args->schedule_bytes);
+  // With several rows, the masks of the experts come after all logits.
+  at.logits = shared->Take((rows > 1 ? rows + 1 : 1) * experts * 4);
+  at.rotations = shared->Take(int64_t{args->pairs} * 8);
+  at.scratch = shared->Take(sizeof(PersistentScratch));
+  if (rows > 1) at.rows = shared->Take(sizeof(RowsScratch));
+  at.barriers = shared->Take((2 * kPersistentWarps * kMostSlots + kLayerBarriers) * 8);
+}
+
 /// False if it does not fit in `shared_bytes`.
 bool LayOutShared(const LargestLayer& most, int blocks, int shared_bytes,
                   PersistentArguments* args) {
@@ -483,14 +504,7 @@ bool LayOutShared(const LargestLayer& most, int blocks, int shared_bytes,
   PersistentShared& at = args->shared;
   at.residual = shared.Take(int64_t{args->features} * 4);
   at.norms = shared.Take(2 * int64_t{args->features} * 4);
-  at.router = shared.Take(int64_t{Ceil(args->router.rows(), blocks)} * args->features * 4);
-  at.layers = shared.Take(2 * int64_t{sizeof(PersistentLayer)});
-  at.experts = shared.Take(args->router.table() * int64_t{sizeof(PersistentExpert)});
-  at.schedules = shared.Take(args->schedule_bytes);
-  at.logits = shared.Take(experts * 4);
-  at.rotations = shared.Take(int64_t{args->pairs} * 8);
-  at.scratch = shared.Take(sizeof(PersistentScratch));
-  at.barriers = shared.Take((2 * kPersistentWarps * kMostSlots + kLayerBarriers) * 8);
+  TakeTables(blocks, &shared, args);
   const PersistentDelta& delta = args->delta;
   const int64_t window = int64_t{kDeltaConvWidth - 1} * delta.own_channels() * 4;
   if (delta.value_heads > 0) {
@@ -533,15 +547,7 @@ bool LayOutRows(const LargestLayer& most, int blocks, int shared_bytes, Persiste
   const int64_t owned = int64_t{Ceil(strips, blocks)} * kStripOutputs;
   at.residual = shared.Take(owned * rows * 4);
   at.norms = shared.Take(2 * owned * 4);
-  at.router = shared.Take(int64_t{Ceil(args->router.rows(), blocks)} * args->features * 4);
-  at.layers = shared.Take(2 * int64_t{sizeof(PersistentLayer)});
-  at.experts = shared.Take(args->router.table() * int64_t{sizeof(PersistentExpert)});
-  at.schedules = shared.Take(args->schedule_bytes);
-  at.logits = shared.Take((rows + 1) * RoundUp(experts, int64_t{4}) * 4);
-  at.rotations = shared.Take(int64_t{args->pairs} * 8);
-  at.scratch = shared.Take(sizeof(PersistentScratch));
-  at.rows = shared.Take(sizeof(RowsScratch));
-  at.barriers = shared.Take((2 * kPersistentWarps * kMostSlots + kLayerBarriers) * 8);
+  TakeTables(blocks, &shared, args);
   Offsets attention = shared;
   args->activation_stride = most.span * kTileK * 2 + kRowPadding;
   at.activations = shared.Take(rows * args->activation_stride);
