@@ -71,6 +71,28 @@ MARLIN_DEVICE float GateProduct(const GateView& gate, float g, float u) {
   return TimesSigmoid<kFast>((u + 1.0f) * g, gate.alpha * g);
 }
 
+/// g = the gated activation of g and u, of several values: one branch for all, because a switch is
+/// an indirect branch, which costs more than an activation.
+template <bool kFast, int kCount>
+MARLIN_DEVICE void ReplaceByProducts(const GateView& gate, float (&g)[kCount],
+                                     const float (&u)[kCount]) {
+  constexpr int kSilu = 1;
+  constexpr int kGeluTanh = 2;
+  const auto replace = [&](const auto& product) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) g[i] = product(g[i], u[i]);
+  };
+  if (gate.limit != 0.0f) {
+    replace([&](float x, float y) { return GateProduct<kFast>(gate, x, y); });
+  } else if (gate.activation == kSilu) {
+    replace([](float x, float y) { return Activate<kFast>(kSilu, x) * y; });
+  } else if (gate.activation == kGeluTanh) {
+    replace([](float x, float y) { return Activate<kFast>(kGeluTanh, x) * y; });
+  } else {
+    replace([&](float x, float y) { return Activate<kFast>(gate.activation, x) * y; });
+  }
+}
+
 /// A sum after the multiplier and the bias.
 MARLIN_DEVICE float Biased(const EpilogueView& view, int n, float sum) {
   sum *= view.multiplier;

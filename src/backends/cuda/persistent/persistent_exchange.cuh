@@ -116,47 +116,36 @@ struct AwaitedQuads {
   }
 };
 
-/// Splits whose words are awaited together.
-inline constexpr int kMostAtOnce = 4;
-
-/// The sum over `splits` rows of words, `stride` apart, of four adjacent ones, in their order.
-MARLIN_DEVICE float4 GatherSums(const uint32_t* from, int splits, int stride, uint32_t tag) {
-  float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll 1
-  for (int first = 0; first < splits; first += kMostAtOnce) {
-    const AwaitedQuads<kMostAtOnce> quads(
-        from + first * stride, tag, [&](int i) { return i * stride; },
-        [&](int i) { return first + i < splits; });
+/// The sums over `splits` rows of words, `stride` apart, of several quads, in the order of the rows.
+/// `places`: where each quad is, from `from` on; negative: there is none. kSplits: rows whose words
+/// are awaited together.
+template <int kSplits, int kCount>
+MARLIN_DEVICE void GatherSums(const uint32_t* from, const int (&places)[kCount], int splits,
+                              int stride, uint32_t tag, float4 (&sums)[kCount]) {
 #pragma unroll
-    for (int i = 0; i < kMostAtOnce; ++i) {
-      if (first + i >= splits) break;
-      const float4 v = quads.Value(i);
-      sum = {sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w};
-    }
-  }
-  return sum;
-}
-
-/// The same of two quads, the second one `distance` from the first.
-MARLIN_DEVICE void GatherTwoSums(const uint32_t* from, int distance, int splits, int stride,
-                                 uint32_t tag, float4& first_sum, float4& second_sum) {
-  constexpr int kSplits = kMostAtOnce / 2;
-  first_sum = {0.0f, 0.0f, 0.0f, 0.0f};
-  second_sum = first_sum;
+  for (float4& sum : sums) sum = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll 1
   for (int first = 0; first < splits; first += kSplits) {
-    const AwaitedQuads<kMostAtOnce> quads(
-        from + first * stride, tag, [&](int i) { return (i / 2) * stride + (i % 2) * distance; },
-        [&](int i) { return first + i / 2 < splits; });
+    const AwaitedQuads<kSplits * kCount> quads(
+        from + first * stride, tag,
+        [&](int i) { return (i / kCount) * stride + places[i % kCount]; },
+        [&](int i) { return first + i / kCount < splits && places[i % kCount] >= 0; });
 #pragma unroll
     for (int i = 0; i < kSplits; ++i) {
       if (first + i >= splits) break;
-      const float4 v = quads.Value(2 * i);
-      const float4 w = quads.Value(2 * i + 1);
-      first_sum = {first_sum.x + v.x, first_sum.y + v.y, first_sum.z + v.z, first_sum.w + v.w};
-      second_sum = {second_sum.x + w.x, second_sum.y + w.y, second_sum.z + w.z, second_sum.w + w.w};
+#pragma unroll
+      for (int c = 0; c < kCount; ++c) {
+        const float4 v = quads.Value(i * kCount + c);
+        sums[c] = {sums[c].x + v.x, sums[c].y + v.y, sums[c].z + v.z, sums[c].w + v.w};
+      }
     }
   }
+}
+/// The same of one quad.
+MARLIN_DEVICE float4 GatherSums(const uint32_t* from, int splits, int stride, uint32_t tag) {
+  float4 sums[1];
+  GatherSums<4>(from, {0}, splits, stride, tag, sums);
+  return sums[0];
 }
 
 }  // namespace marlin::cuda

@@ -70,27 +70,31 @@ class PersistentBlock {
     for (int phase = args_.first_phase;; ++phase) {
       const auto which = static_cast<Phase>(phase % kPhases);
       const bool normalizes = which == Phase::kQkv || which == Phase::kGates;
+      if (phase == phases) {
+        EndRun(phase);
+        break;
+      }
       if (normalizes) {
-        if (phase == phases) {
-          AddBlock(phase);
-          break;
-        }
         AwaitLayer(args_, which == Phase::kQkv ? LayerBarrier::kLayer : LayerBarrier::kMlp,
                    phase / kPhases);
+      } else if (kHybrid && phase == args_.first_phase) {
+        AwaitLayer(args_, LayerBarrier::kLayer, phase / kPhases);
+      }
+      if constexpr (!kHybrid) {
+        if (which == Phase::kOut) Attend(phase);
+      }
+      // What does not depend on the phase's inputs, before they are there.
+      const PhaseStart start(tables_, phase, false);
+      Published published;
+      if constexpr (!kHybrid) published = FindPublished(phase, *start.schedule);
+      if (normalizes) {
         Normalize(phase);
-      } else if (which == Phase::kOut) {
-        if constexpr (kHybrid) {
-          uint32_t* const words = Words(phase / kPhases);
-          if (phase == phases) {
-            StoreProjected(args_, tables_.GemmOf(phase - 1), words, Tag(phase / kPhases));
-            break;
-          }
-          PrepareMixed(args_, phase, words, Tag(phase / kPhases));
-        } else {
-          PrepareOut(phase);
-        }
-      } else {
+      } else if (which == Phase::kDown) {
         PrepareDown(phase);
+      } else if constexpr (kHybrid) {
+        PrepareMixed(args_, phase, Words(phase / kPhases), Tag(phase / kPhases));
+      } else {
+        GatherMixed(phase);
       }
       const bool routes = LayerOf(phase).experts != nullptr;
       // Copies run a phase ahead, except experts' tiles, which the router chooses.
@@ -100,20 +104,32 @@ class PersistentBlock {
       SyncFirst<kPersistentThreads>();
       if (which == Phase::kQkv) PublishArrival(phase / kPhases);
       if (which == Phase::kGates) Route(phase);
+      if (normalizes) StoreNormFactor(phase);
       ring_.Begin(phase);
-      const Schedule& schedule = tables_.ScheduleOf(tables_.GemmOf(phase));
       // A norm needs all k.
       MultiplyPhase<kKind, kHybrid ? PersistentForm::kHybrid : PersistentForm::kToken>(
-          args_, phase, schedule, normalizes ? 0 : schedule.first_k_tile, ring_);
-      const Published published = FindPublished(phase, schedule);
+          args_, phase, start, normalizes ? 0 : start.schedule->first_k_tile, ring_);
+      // The hybrid kernel lacks registers for it earlier.
+      if constexpr (kHybrid) published = FindPublished(phase, *start.schedule);
+      if (which == Phase::kGates && routes) UseChosen(phase, *start.schedule, published);
       SyncFirst<kPersistentThreads>();
-      Publish(phase, published, SumsOf(args_));
+      Publish(published, normalizes ? Scratch().norm : 1.0f);
     }
     Finish();
   }
 
  private:
   static constexpr int kTeams = TeamsOf(kHybrid);
+
+  /// What comes after the last phase: the residual, or the projections of the last layer.
+  MARLIN_DEVICE void EndRun(int phase) {
+    if (kHybrid && phase % kPhases == static_cast<int>(Phase::kOut)) {
+      const int index = phase / kPhases;
+      StoreProjected(args_, tables_.GemmOf(phase - 1), Words(index), Tag(index));
+    } else {
+      AddBlock(phase);
+    }
+  }
 
   /// Stores the residual, and advances the clocks.
   MARLIN_DEVICE void Finish() const {
@@ -159,23 +175,40 @@ class PersistentBlock {
     FindKeys(args_, kTeams);
   }
 
-  /// residual += the sums of the phase before.
-  MARLIN_DEVICE void AddBlock(int phase) {
-#pragma unroll 1
-    for (int i = thread_; i < args_.features / 4; i += kPersistentThreads) AddQuad(phase, i);
-  }
-  /// The same for four adjacent elements, which it returns.
-  MARLIN_DEVICE float4 AddQuad(int phase, int i) {
-    float4 x = Residual()[i];
-    if (phase == args_.first_phase) return x;
+  /// residual += the sums of the phase before, of kCount quads from quad `first` on, of which the
+  /// thread has every kPersistentThreads-th, and those that there are. Returns them.
+  template <int kCount>
+  MARLIN_DEVICE void AddQuads(int phase, int first, float4 (&x)[kCount]) {
+    const int quads = args_.features / 4;
+    int places[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const int quad = first + i * kPersistentThreads;
+      places[i] = quad < quads ? 4 * quad : -1;
+      x[i] = places[i] >= 0 ? Residual()[quad] : float4{0.0f, 0.0f, 0.0f, 0.0f};
+    }
+    if (phase == args_.first_phase) return;
     const int index = (phase - 1) / kPhases;
     const uint32_t* const words =
         Words(index) + args_.exchange.phases[(phase + kPhases - 1) % kPhases];
     const PhaseGemm& gemm = tables_.GemmOf(phase - 1);
-    const float4 block = GatherSums(words + 4 * i, gemm.splits, gemm.columns, Tag(index));
-    x = {x.x + block.x, x.y + block.y, x.z + block.z, x.w + block.w};
-    Residual()[i] = x;
-    return x;
+    float4 block[kCount];
+    constexpr int kSplits = kHybrid ? 4 / kCount : 4;  // The hybrid kernel lacks registers.
+    GatherSums<kSplits>(words, places, gemm.splits, gemm.columns, Tag(index), block);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (places[i] < 0) break;
+      x[i] = {x[i].x + block[i].x, x[i].y + block[i].y, x[i].z + block[i].z, x[i].w + block[i].w};
+      Residual()[first + i * kPersistentThreads] = x[i];
+    }
+  }
+  /// residual += the sums of the phase before.
+  MARLIN_DEVICE void AddBlock(int phase) {
+#pragma unroll 1
+    for (int i = thread_; i < args_.features / 4; i += kPersistentThreads) {
+      float4 x[1];
+      AddQuads(phase, i, x);
+    }
   }
 
   /// AddBlock; then stores the residual times its norm's weights as activations, with zeros up to
@@ -197,38 +230,62 @@ class PersistentBlock {
       rows = mixes ? 2 : 0;
     }
     const auto* router = reinterpret_cast<const float4*>(Memory() + rows_at);
-    float squares = 0.0f;
-    float dot = 0.0f;
-#pragma unroll 1
-    for (int i = thread_; i < quads; i += kPersistentThreads) {
-      const float4 x = AddQuad(phase, i);
-      const float4 y = Times(x, weights[i]);
-      StoreActivations(args_, i, y);
-      squares += __fmaf_rn(x.x, x.x, x.y * x.y) + __fmaf_rn(x.z, x.z, x.w * x.w);
-      if (rows > 0) dot += Dot(y, router[i]);
+    float sums[2] = {};  // Of squares; of the first row's products.
+    if (quads > kPersistentThreads) {
+      NormalizeQuads<2>(phase, weights, rows > 0 ? router : nullptr, sums);
+    } else {
+      NormalizeQuads<1>(phase, weights, rows > 0 ? router : nullptr, sums);
     }
-    StoreWarpSum(squares, Scratch().squares);
-    if (rows > 0) StoreWarpSum(dot, Scratch().dots[0]);
+    StoreWarpSums(sums, Scratch().squares, Scratch().dots[0]);
 #pragma unroll 1
     for (int row = 1; row < rows; ++row) {
       router += quads;
-      dot = 0.0f;
+      float dots[1] = {};
 #pragma unroll 1
       for (int i = thread_; i < quads; i += kPersistentThreads) {
-        dot += Dot(Times(Residual()[i], weights[i]), router[i]);
+        dots[0] += Dot(Times(Residual()[i], weights[i]), router[i]);
       }
-      StoreWarpSum(dot, Scratch().dots[row]);
+      StoreWarpSums(dots, Scratch().dots[row]);
     }
     for (int i = quads + thread_; i < tables_.GemmOf(phase).k_tiles * (kTileK / 4);
          i += kPersistentThreads) {
       StoreActivations(args_, i, {0.0f, 0.0f, 0.0f, 0.0f});
     }
   }
-  /// Stores the sum of a warp's values in its place.
-  MARLIN_DEVICE void StoreWarpSum(float value, float* sums) const {
+  /// `router`: a row's weights, or null.
+  template <int kCount>
+  MARLIN_DEVICE void NormalizeQuads(int phase, const float4* weights, const float4* router,
+                                    float (&sums)[2]) {
+    const int quads = args_.features / 4;
+#pragma unroll 1
+    for (int first = thread_; first < quads; first += kCount * kPersistentThreads) {
+      float4 x[kCount];
+      AddQuads(phase, first, x);
 #pragma unroll
-    for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
-    if (thread_ % 32 == 0) sums[thread_ / 32] = value;
+      for (int i = 0; i < kCount; ++i) {
+        const int quad = first + i * kPersistentThreads;
+        if (quad >= quads) break;
+        const float4 y = Times(x[i], weights[quad]);
+        StoreActivations(args_, quad, y);
+        sums[0] += __fmaf_rn(x[i].x, x[i].x, x[i].y * x[i].y) +
+                   __fmaf_rn(x[i].z, x[i].z, x[i].w * x[i].w);
+        if (router != nullptr) sums[1] += Dot(y, router[quad]);
+      }
+    }
+  }
+  /// Stores the sums of a warp's values in its places.
+  template <int kCount, typename... Places>
+  MARLIN_DEVICE void StoreWarpSums(float (&values)[kCount], Places*... places) const {
+    static_assert(sizeof...(Places) == kCount);
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+#pragma unroll
+      for (float& value : values) value += __shfl_xor_sync(~0u, value, step);
+    }
+    if (thread_ % 32 != 0) return;
+    float* const to[kCount] = {places...};
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) to[i][thread_ / 32] = values[i];
   }
 
   /// Says that this CTA has read everything of the previous layer.
@@ -254,10 +311,9 @@ class PersistentBlock {
     choice.Route();
     AllowCopies(args_, Phase::kGates);
     AllowCopies(args_, Phase::kDown);
-    SyncFirst<kPersistentThreads>();
   }
 
-  MARLIN_DEVICE void PrepareOut(int phase) {
+  MARLIN_DEVICE void Attend(int phase) {
     const PersistentLayer& layer = LayerOf(phase);
     const int index = phase / kPhases;
     // Attention takes the memory of the sums.
@@ -272,22 +328,45 @@ class PersistentBlock {
     // Weights and activations take the memory of attention.
     SyncFirst<kPersistentThreads>();
     attention.Combine(words + args_.exchange.attention, words + args_.exchange.mixed, tag);
-    const Schedule& schedule = tables_.ScheduleOf(layer.gemms[static_cast<int>(Phase::kOut)]);
+  }
+
+  /// Gathers the results of attention that the CTA's units need.
+  MARLIN_DEVICE void GatherMixed(int phase) {
+    const int index = phase / kPhases;
+    const uint32_t* const words = Words(index) + args_.exchange.mixed;
+    const Schedule& schedule = tables_.ScheduleOf(tables_.GemmOf(phase));
     const int quads = args_.heads * args_.value_dim / 4;
     const int first = schedule.first_k_tile * (kTileK / 4);
-    for (int i = first + thread_; i < schedule.end_k_tile * (kTileK / 4); i += kPersistentThreads) {
-      const uint32_t* const from = words + args_.exchange.mixed + 4 * i;
-      StoreActivations(
-          args_, i - first,
-          i < quads ? AwaitQuad(from, PollQuad(from), tag) : float4{0.0f, 0.0f, 0.0f, 0.0f});
+    const int end = schedule.end_k_tile * (kTileK / 4);
+    constexpr int kAtOnce = 2;
+#pragma unroll 1
+    for (int i = first + thread_; i < end; i += kAtOnce * kPersistentThreads) {
+      const AwaitedQuads<kAtOnce> mixed(
+          words + 4 * i, Tag(index), [](int q) { return 4 * q * kPersistentThreads; },
+          [&](int q) { return i + q * kPersistentThreads < min(quads, end); });
+#pragma unroll
+      for (int q = 0; q < kAtOnce; ++q) {
+        const int quad = i + q * kPersistentThreads;
+        if (quad >= end) break;
+        StoreActivations(args_, quad - first,
+                         quad < quads ? mixed.Value(q) : float4{0.0f, 0.0f, 0.0f, 0.0f});
+      }
     }
   }
 
   /// The gated activation of the inputs that the CTA's units need; of an expert times its weight.
   MARLIN_DEVICE void PrepareDown(int phase) {
+    // A thread awaits several elements together, or several splits of one.
+    if (LayerOf(phase).gemms[static_cast<int>(Phase::kGates)].splits == 1) {
+      ActivateGates<2, 1>(phase);
+    } else {
+      ActivateGates<1, 2>(phase);
+    }
+  }
+  template <int kElements, int kSplits>
+  MARLIN_DEVICE void ActivateGates(int phase) {
     const PersistentLayer& layer = LayerOf(phase);
     const int index = phase / kPhases;
-    const uint32_t tag = Tag(index);
     const PhaseGemm& gates = layer.gemms[static_cast<int>(Phase::kGates)];
     const PhaseGemm& gemm = layer.gemms[static_cast<int>(Phase::kDown)];
     const uint32_t* const words =
@@ -297,96 +376,124 @@ class PersistentBlock {
     const int of_copy = gates.sides * gates.strips * kStripOutputs;
     const int to_up = gates.sides == 2 ? gates.strips * kStripOutputs : inner;
     constexpr int kQuadsOfTile = kTileK / 4;
+    const int quads = (schedule.end_k_tile - schedule.first_k_tile) * kQuadsOfTile;
 #pragma unroll 1
-    for (int i = thread_; i < (schedule.end_k_tile - schedule.first_k_tile) * kQuadsOfTile;
-         i += kPersistentThreads) {
-      const int tile = schedule.first_k_tile + i / kQuadsOfTile;
-      const int segment = tile * gemm.segment_factor >> kSegmentBits;
-      const int element =
-          (tile - segment * gemm.weights.tiles_of_strip) * kTileK + i % kQuadsOfTile * 4;
-      float4 h = {0.0f, 0.0f, 0.0f, 0.0f};
-      if (element < inner) {
-        const uint32_t* const from = words + segment * of_copy + element;
-        const float factor = layer.experts == nullptr ? 1.0f
-                                                      : Scratch().weights[segment] *
-                                                            tables_.Chosen(segment).down_multiplier;
-        float4 g;
-        float4 u;
-        GatherTwoSums(from, to_up, gates.splits, gates.columns, tag, g, u);
-        h = {GateProduct<true>(args_.gate, g.x, u.x) * factor,
-             GateProduct<true>(args_.gate, g.y, u.y) * factor,
-             GateProduct<true>(args_.gate, g.z, u.z) * factor,
-             GateProduct<true>(args_.gate, g.w, u.w) * factor};
+    for (int first = thread_; first < quads; first += kElements * kPersistentThreads) {
+      int places[2 * kElements];
+      float factors[kElements];
+#pragma unroll
+      for (int e = 0; e < kElements; ++e) {
+        const int i = first + e * kPersistentThreads;
+        const int tile = schedule.first_k_tile + i / kQuadsOfTile;
+        const int segment = tile * gemm.segment_factor >> kSegmentBits;
+        const int element =
+            (tile - segment * gemm.weights.tiles_of_strip) * kTileK + i % kQuadsOfTile * 4;
+        const bool exists = i < quads && element < inner;
+        places[2 * e] = exists ? segment * of_copy + element : -1;
+        places[2 * e + 1] = exists ? places[2 * e] + to_up : -1;
+        factors[e] = 1.0f;
+        if (exists && layer.experts != nullptr) {
+          factors[e] = Scratch().weights[segment] * tables_.Chosen(segment).down_multiplier;
+        }
       }
-      StoreActivations(args_, i, h);
+      float4 sums[2 * kElements];
+      GatherSums<kSplits>(words, places, gates.splits, gates.columns, Tag(index), sums);
+#pragma unroll
+      for (int e = 0; e < kElements; ++e) {
+        const int i = first + e * kPersistentThreads;
+        if (i >= quads) break;
+        // Of zeros where there is no element.
+        StoreActivations(args_, i,
+                         GateProducts(args_.gate, sums[2 * e], sums[2 * e + 1], factors[e]));
+      }
     }
   }
 
   /// The output of one of the CTA's units that a thread publishes in a phase.
   struct Published {
-    uint32_t* to = nullptr;  ///< Null: nothing.
-    uint32_t warps = 0;
+    int to = -1;         ///< Which of the exchanges' words; -1: nothing.
+    uint32_t warps = 0;  ///< A bit for every warp that has tiles of it, then the tag.
     float factor = 1.0f;
     float bias = 0.0f;
   };
 
-  /// Everything about a published output but its sum; found before the sums are there.
+  /// Everything about a published output but its sum, its norm, and what depends on the selection
+  /// of the phase.
   MARLIN_DEVICE Published FindPublished(int phase_number, const Schedule& schedule) const {
+    PublishRest(phase_number);
     Published published;
     const int local = thread_ / kStripOutputs;
     if (local >= schedule.units) return published;
     const PersistentLayer& layer = LayerOf(phase_number);
+    const int index = phase_number / kPhases;
     const auto phase = static_cast<Phase>(phase_number % kPhases);
     const PhaseGemm& gemm = tables_.GemmOf(phase_number);
     const ScheduledUnit unit = UnitAt(schedule, local);
     const int output = thread_ % kStripOutputs;
     const int n = static_cast<int>(unit.output) + output;
-    float norm = 1.0f;
-    if (phase == Phase::kQkv || phase == Phase::kGates) {
-      norm = NormFactor(args_, Scratch(),
-                        phase == Phase::kQkv ? layer.attention_epsilon : layer.mlp_epsilon);
-    }
+    published.to = static_cast<int>((Scratch().clock + index) & 1) * args_.exchange.words +
+                   args_.exchange.phases[static_cast<int>(phase)] + static_cast<int>(unit.word) +
+                   output;
+    published.warps = unit.warps | Tag(index) << kPersistentWarps;
     const bool adds_bias = unit.first_split != 0 && n < gemm.n;
-    const float* bias = gemm.bias;
     if (layer.experts == nullptr || phase < Phase::kGates) {
       published.factor = unit.side == 0 ? gemm.weights.multiplier : gemm.up_multiplier;
-    } else if (phase == Phase::kGates) {
-      const PersistentExpert& expert = tables_.Chosen(unit.copy);
-      published.factor = unit.side == 0 ? expert.gate_multiplier : expert.up_multiplier;
-      bias = expert.gate_bias;
-    } else if (adds_bias) {
+      if (gemm.bias != nullptr && adds_bias) published.bias = gemm.bias[unit.side * gemm.n + n];
+    } else if (phase == Phase::kDown && adds_bias) {
       // The multipliers are in the inputs.
       published.bias = BiasOfDowns(n);
     }
-    if (bias != nullptr && adds_bias) published.bias += bias[unit.side * gemm.n + n];
-    published.factor *= norm;
-    published.to = Words(phase_number / kPhases) + args_.exchange.phases[static_cast<int>(phase)] +
-                   unit.word + output;
-    published.warps = unit.warps;
     return published;
   }
 
+  /// The rest of an output of the phase's selected experts.
+  MARLIN_DEVICE void UseChosen(int phase, const Schedule& schedule, Published& published) const {
+    if (published.to < 0) return;
+    const PhaseGemm& gemm = tables_.GemmOf(phase);
+    const ScheduledUnit unit = UnitAt(schedule, thread_ / kStripOutputs);
+    const PersistentExpert& expert = tables_.Chosen(unit.copy);
+    published.factor = unit.side == 0 ? expert.gate_multiplier : expert.up_multiplier;
+    const int n = static_cast<int>(unit.output) + thread_ % kStripOutputs;
+    if (expert.gate_bias == nullptr || unit.first_split == 0 || n >= gemm.n) return;
+    published.bias = expert.gate_bias[unit.side * gemm.n + n];
+  }
+
   /// Adds the warps' sums of the CTA's units and publishes them, with their biases.
-  MARLIN_DEVICE void Publish(int phase_number, const Published& published,
-                             const float* sums) const {
-    const uint32_t tag = Tag(phase_number / kPhases);
-    if (published.to != nullptr) {
-      const float sum = SumOfWarps(
-          published.warps, sums + thread_ / kStripOutputs * kPersistentWarps * kStripOutputs +
-                               thread_ % kStripOutputs);
-      PublishWord(published.to, __fmaf_rn(sum, published.factor, published.bias), tag);
-    }
-    // Words that other layers have are written in every layer, so that no tag is one of long ago.
+  MARLIN_DEVICE void Publish(const Published& published, float norm) const {
+    if (published.to < 0) return;
+    const float* const sums = SumsOf(args_) +
+                              thread_ / kStripOutputs * kPersistentWarps * kStripOutputs +
+                              thread_ % kStripOutputs;
+    const float sum = SumOfWarps(published.warps, sums);
+    PublishWord(args_.words + published.to,
+                __fmaf_rn(sum, published.factor * norm, published.bias),
+                published.warps >> kPersistentWarps);
+  }
+
+  /// Words that other layers have are written in every layer, so that no tag is one of long ago.
+  MARLIN_DEVICE void PublishRest(int phase_number) const {
     const int phase = phase_number % kPhases;
+    const int index = phase_number / kPhases;
     const PhaseGemm& gemm = tables_.GemmOf(phase_number);
-    uint32_t* const words = Words(phase_number / kPhases) + args_.exchange.phases[phase];
+    const int used = gemm.splits * gemm.columns;
+    if (used == args_.exchange.phase_words[phase]) return;
+    uint32_t* const words = Words(index) + args_.exchange.phases[phase];
 #pragma unroll 1
-    for (int i = gemm.splits * gemm.columns + static_cast<int>(blockIdx.x) * kPersistentThreads +
-                 thread_;
+    for (int i = used + static_cast<int>(blockIdx.x) * kPersistentThreads + thread_;
          i < args_.exchange.phase_words[phase];
          i += static_cast<int>(gridDim.x) * kPersistentThreads) {
-      PublishWord(words + i, 0.0f, tag);
+      PublishWord(words + i, 0.0f, Tag(index));
     }
+  }
+
+  /// The norm's factor, by a warp that has few tiles and does not weigh experts.
+  MARLIN_DEVICE void StoreNormFactor(int phase) const {
+    if (thread_ / 32 != kPersistentWarps - 2) return;
+    const PersistentLayer& layer = LayerOf(phase);
+    const bool attends = phase % kPhases == static_cast<int>(Phase::kQkv);
+    const float factor =
+        NormFactor(args_, Scratch(), attends ? layer.attention_epsilon : layer.mlp_epsilon);
+    if (thread_ % 32 == 0) Scratch().norm = factor;
   }
 
   /// The weighted biases of the selected experts' outputs.

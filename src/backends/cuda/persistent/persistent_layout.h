@@ -280,6 +280,7 @@ struct PersistentScratch {
   DeltaPart delta;
   double router[kPersistentWarps];
   alignas(16) float squares[kPersistentWarps];
+  float norm;  ///< The factor of the norm whose inputs' squares these are.
   float dots[kMostRouterRows][kPersistentWarps];
   int32_t ids[kMostTasks];    ///< The selected experts; of several rows, each once.
   float weights[kMostTasks];  ///< With several rows, [rows][kMostChosenExperts].

@@ -134,8 +134,8 @@ class ExpertChoice {
     PublishWord(logits_ + expert, logit, tag_);
   }
 
-  /// Gathers the logits, and selects the experts and their weights. What the last warp writes may
-  /// be read after two more barriers.
+  /// Gathers the logits, and selects the experts and their weights, which the last warp writes:
+  /// they may be read after one more barrier.
   MARLIN_DEVICE void Route() const {
     auto* const keys = reinterpret_cast<int*>(Memory() + args_.shared.logits);
     const int experts = args_.router.experts;

@@ -76,12 +76,12 @@ class PersistentRows : private RowsPart {
       if (!awaits_router) AllowCopies(args_, static_cast<Phase>((phase + 1) % kPhases));
       if (which == Phase::kQkv) PublishArrival(index);
       if (which == Phase::kGates) Route(phase);
-      const Schedule& schedule = tables_.ScheduleOf(tables_.GemmOf(phase));
+      const PhaseStart start(tables_, phase, true);
       // A norm needs all k.
-      MultiplyPhase<kKind, PersistentForm::kRows>(args_, phase, schedule,
-                                                  normalizes ? 0 : schedule.first_k_tile, ring_);
+      MultiplyPhase<kKind, PersistentForm::kRows>(
+          args_, phase, start, normalizes ? 0 : start.schedule->first_k_tile, ring_);
       SyncFirst<kPersistentThreads>();
-      RowsOutputs(args_).Publish(phase, schedule);
+      RowsOutputs(args_).Publish(phase, *start.schedule);
     }
     Finish();
   }

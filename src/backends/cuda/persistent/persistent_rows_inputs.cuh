@@ -114,10 +114,7 @@ class RowsInputs : private RowsPart {
         if (from[i] >= 0) {
           const float4 g = quads.Value(2 * i);
           const float4 u = quads.Value(2 * i + 1);
-          h = {GateProduct<true>(args_.gate, g.x, u.x) * factors[i],
-               GateProduct<true>(args_.gate, g.y, u.y) * factors[i],
-               GateProduct<true>(args_.gate, g.z, u.z) * factors[i],
-               GateProduct<true>(args_.gate, g.w, u.w) * factors[i]};
+          h = GateProducts(args_.gate, g, u, factors[i]);
         }
         const int local = QuotientOf(pair, args_.rows);
         StoreActivations(args_, local * (kTileK / 4) + lane_, h, pair - local * args_.rows);

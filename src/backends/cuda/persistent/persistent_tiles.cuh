@@ -8,8 +8,9 @@
 //   order, and polls would wait behind them.
 #pragma once
 
-#include <type_traits>
+#include <cstddef>
 
+#include "backends/cuda/common/epilogue.cuh"
 #include "backends/cuda/gemm/gemv/gemv_kernel.cuh"
 #include "backends/cuda/persistent/persistent_deal_layout.h"
 #include "backends/cuda/persistent/persistent_layout.h"
@@ -47,10 +48,10 @@ struct Tables {
     return *reinterpret_cast<const Schedule*>(Memory() + args.shared.schedules + gemm.schedule);
   }
 
-  /// The layout of a tile of a phase.
+  /// The layout of a selection's tiles in a phase.
   template <bool kHybrid>
-  static MARLIN_DEVICE const TileView& LayoutOf(const PhaseGemm& gemm, const ScheduledTile& tile) {
-    if (kHybrid && tile.selection == gemm.shared_selection) return gemm.shared;
+  static MARLIN_DEVICE const TileView& LayoutOf(const PhaseGemm& gemm, int selection) {
+    if (kHybrid && selection == gemm.shared_selection) return gemm.shared;
     return gemm.weights;
   }
 
@@ -96,7 +97,7 @@ struct OwnedStrips {
 };
 
 /// Tile `number` of a CTA.
-MARLIN_DEVICE ScheduledTile TileAt(const Schedule& schedule, int number) {
+MARLIN_DEVICE const ScheduledTile& TileAt(const Schedule& schedule, int number) {
   const auto* const tiles = reinterpret_cast<const uint8_t*>(&schedule) + schedule.tiles_at;
   return reinterpret_cast<const ScheduledTile*>(tiles)[number];
 }
@@ -109,6 +110,14 @@ MARLIN_DEVICE void StoreActivations(const PersistentArguments& args, int quad, c
                                     int row = 0) {
   uint8_t* const first = Memory() + args.shared.activations + row * args.activation_stride;
   reinterpret_cast<uint2*>(first)[quad] = {Bf16x2::Pack(v.x, v.y), Bf16x2::Pack(v.z, v.w)};
+}
+
+/// The gated activation of four gates and ups, times `factor`.
+MARLIN_DEVICE float4 GateProducts(const GateView& gate, const float4& g, const float4& u,
+                                  float factor) {
+  float products[4] = {g.x, g.y, g.z, g.w};
+  ReplaceByProducts<true>(gate, products, {u.x, u.y, u.z, u.w});
+  return {products[0] * factor, products[1] * factor, products[2] * factor, products[3] * factor};
 }
 
 /// The factor of the norm whose inputs' squares the warps have summed.
@@ -363,7 +372,7 @@ class TileCopier {
   MARLIN_DEVICE void Copy(int phase, const PhaseGemm& gemm, const ScheduledTile& tile,
                           bool is_low) {
     const uint8_t* const from = tables_.Find(phase, tile);
-    const int bytes = Tables::LayoutOf<kHybrid>(gemm, tile).tile_bytes;
+    const int bytes = Tables::LayoutOf<kHybrid>(gemm, tile.selection).tile_bytes;
     const SlotOrder::Use use = order_.Next(is_low, tables_.args.slots);
     Wait(ring_.Empty(use.slot), use.parity ^ 1);
     ArriveExpecting(ring_.Full(use.slot), bytes);
@@ -433,12 +442,54 @@ MARLIN_DEVICE void StoreSums(const PersistentArguments& args, int unit, const fl
   }
 }
 
+/// Code for the products of a tile: the most common cases have no tests for the ends of groups.
+enum class TileCode : uint8_t { kOneScale, kTwoGroups, kOneGroup, kAnyGroups, kAllParameters };
+
+/// What the products of a tile need of its entry, in one register.
+class TilePlace {
+ public:
+  TilePlace() = default;
+  MARLIN_DEVICE TilePlace(const Schedule& schedule, int number) {
+    const auto* const entry = reinterpret_cast<const uint32_t*>(&TileAt(schedule, number));
+    word_ = entry[offsetof(ScheduledTile, k_tile) / sizeof(uint32_t)];
+  }
+  MARLIN_DEVICE int k_tile() const { return static_cast<int>(word_ & 0xffff); }
+  MARLIN_DEVICE int unit() const { return static_cast<int>(word_ >> 16 & 0xff); }
+  MARLIN_DEVICE int selection() const { return static_cast<int>(word_ >> 24 & 0x7f); }
+
+ private:
+  uint32_t word_ = 0;
+};
+
+/// What a warp's products of a phase begin with. It is found before the phase's inputs are there:
+/// reading one table after another takes hundreds of clocks.
+struct PhaseStart {
+  const Schedule* schedule;
+  int tiles;  ///< The CTA's.
+  TileCode code;
+  TilePlace first = {};  ///< The warp's; with several rows a TileWalk finds it.
+
+  MARLIN_DEVICE PhaseStart(const Tables& tables, int phase, bool has_rows) {
+    const PhaseGemm& gemm = tables.GemmOf(phase);
+    schedule = &tables.ScheduleOf(gemm);
+    tiles = schedule->tiles;
+    const int warp = static_cast<int>(threadIdx.x) >> 5;
+    if (!has_rows && warp < tiles) first = TilePlace(*schedule, warp);
+    const int groups = gemm.shared_selection < 0 ? gemm.weights.groups_per_tile : 0;
+    code = gemm.use == ParameterUse::kAll         ? TileCode::kAllParameters
+           : gemm.use == ParameterUse::kOneScale ? TileCode::kOneScale
+           : groups == 2                         ? TileCode::kTwoGroups
+           : groups == 1                         ? TileCode::kOneGroup
+                                                 : TileCode::kAnyGroups;
+  }
+};
+
 /// Multiplies a warp's tiles of a phase, and stores its part of each unit's sums.
 /// `activations`: of the CTA's first k-tile, `first_tile`, in shared memory. `kGroups`: as
 /// TileProduct::Run.
 template <CodeKind kKind, ParameterUse kUse, PersistentForm kForm, int kGroups = 0>
 MARLIN_DEVICE void MultiplyTiles(const PersistentArguments& args, const PhaseGemm& gemm,
-                                 const Schedule& schedule, uint32_t activations, int first_tile,
+                                 const PhaseStart& start, uint32_t activations, int first_tile,
                                  bool is_low, float* sums, TileRing& ring) {
   using T = Bf16x2;
   constexpr bool kRows = kForm == PersistentForm::kRows;
@@ -470,19 +521,22 @@ MARLIN_DEVICE void MultiplyTiles(const PersistentArguments& args, const PhaseGem
   if constexpr (kRows) {
     // Columns that no row has are multiplied by the first one's values, and not stored.
     if ((lane & 7) < args.rows) mine += (lane & 7) * args.activation_stride;
-    const int first = TilesBefore(warp, schedule.tiles);
-    int left = TilesBefore(warp + 1, schedule.tiles) - first;
+    const int first = TilesBefore(warp, start.tiles);
+    int left = TilesBefore(warp + 1, start.tiles) - first;
     if (left == 0) return;
-    TileWalk walk(gemm, schedule, first);
+    TileWalk walk(gemm, *start.schedule, first);
 #pragma unroll 1
     for (; left > 0; --left, walk.Advance()) multiply(walk.unit(), walk.k_tile(), gemm.weights);
   } else {
-    const int tiles = schedule.tiles;
+    TilePlace next = start.first;
 #pragma unroll 1
-    for (int number = warp; number < tiles; number += kPersistentWarps) {
-      const ScheduledTile tile = TileAt(schedule, number);
-      multiply(tile.unit, tile.k_tile,
-               Tables::LayoutOf<kForm == PersistentForm::kHybrid>(gemm, tile));
+    for (int number = warp; number < start.tiles; number += kPersistentWarps) {
+      const TilePlace tile = next;
+      if (number + kPersistentWarps < start.tiles) {
+        next = TilePlace(*start.schedule, number + kPersistentWarps);
+      }
+      multiply(tile.unit(), tile.k_tile(),
+               Tables::LayoutOf<kForm == PersistentForm::kHybrid>(gemm, tile.selection()));
     }
   }
   if (open >= 0) flush();
@@ -491,29 +545,24 @@ MARLIN_DEVICE void MultiplyTiles(const PersistentArguments& args, const PhaseGem
 /// The products of the CTA's tiles. `first_tile`: of k, with which the activations begin.
 template <CodeKind kKind, PersistentForm kForm>
 MARLIN_DEVICE void MultiplyPhase(const PersistentArguments& args, int phase,
-                                 const Schedule& schedule, int first_tile, TileRing& ring) {
+                                 const PhaseStart& start, int first_tile, TileRing& ring) {
   const PhaseGemm& gemm = Tables{args}.GemmOf(phase);
   const bool is_low = kForm != PersistentForm::kRows && SlotOrder::IsLow(phase);
   const uint32_t activations = SharedAddress(Memory()) + args.shared.activations;
-  const auto multiply = [&](auto use, auto groups) {
-    MultiplyTiles<kKind, use, kForm, groups>(args, gemm, schedule, activations, first_tile, is_low,
-                                             SumsOf(args), ring);
+  const auto multiply = [&]<ParameterUse kUse, int kGroups = 0>() {
+    MultiplyTiles<kKind, kUse, kForm, kGroups>(args, gemm, start, activations, first_tile, is_low,
+                                               SumsOf(args), ring);
   };
-  // The most common cases have code without tests for the ends of groups.
-  constexpr std::integral_constant<int, 0> kAnyGroups;
-  constexpr std::integral_constant<int, 1> kOneGroup;
-  constexpr std::integral_constant<int, 2> kTwoGroups;
-  const int same_groups = gemm.shared_selection < 0 ? gemm.weights.groups_per_tile : 0;
-  if (gemm.use == ParameterUse::kOneScale) {
-    multiply(std::integral_constant<ParameterUse, ParameterUse::kOneScale>(), kAnyGroups);
-  } else if (gemm.use == ParameterUse::kScales && same_groups == 2) {
-    multiply(std::integral_constant<ParameterUse, ParameterUse::kScales>(), kTwoGroups);
-  } else if (gemm.use == ParameterUse::kScales && same_groups == 1) {
-    multiply(std::integral_constant<ParameterUse, ParameterUse::kScales>(), kOneGroup);
-  } else if (gemm.use == ParameterUse::kScales) {
-    multiply(std::integral_constant<ParameterUse, ParameterUse::kScales>(), kAnyGroups);
+  if (start.code == TileCode::kOneScale) {
+    multiply.template operator()<ParameterUse::kOneScale>();
+  } else if (start.code == TileCode::kTwoGroups) {
+    multiply.template operator()<ParameterUse::kScales, 2>();
+  } else if (start.code == TileCode::kOneGroup) {
+    multiply.template operator()<ParameterUse::kScales, 1>();
+  } else if (start.code == TileCode::kAnyGroups) {
+    multiply.template operator()<ParameterUse::kScales>();
   } else {
-    multiply(std::integral_constant<ParameterUse, ParameterUse::kAll>(), kAnyGroups);
+    multiply.template operator()<ParameterUse::kAll>();
   }
 }
 

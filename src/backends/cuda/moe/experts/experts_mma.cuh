@@ -136,9 +136,9 @@ struct ExpertMmaEpilogue {
       const float2 u = *reinterpret_cast<const float2*>(sums + columns);
       auto* const to = static_cast<uint16_t*>(args.out) +
                        (tile.first_slot + first_row + row) * args.out_stride + n;
-      *reinterpret_cast<uint32_t*>(to) =
-          Bf16x2::Pack(GateProduct<true>(args.gate, gates[0].Of(g.x), ups[0].Of(u.x)),
-                       GateProduct<true>(args.gate, gates[1].Of(g.y), ups[1].Of(u.y)));
+      float products[2] = {gates[0].Of(g.x), gates[1].Of(g.y)};
+      ReplaceByProducts<true>(args.gate, products, {ups[0].Of(u.x), ups[1].Of(u.y)});
+      *reinterpret_cast<uint32_t*>(to) = Bf16x2::Pack(products[0], products[1]);
     }
   }
 };

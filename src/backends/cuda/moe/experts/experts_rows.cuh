@@ -50,8 +50,7 @@ MARLIN_DEVICE void LoadEightOfRow(const ExpertRows& rows, const int* token, int 
   if (!rows.gated) return;
   float ups[8];
   LoadEight(rows, first + columns, columns - k, ups);
-#pragma unroll
-  for (int i = 0; i < 8; ++i) values[i] = GateProduct(rows.gate, values[i], ups[i]);
+  ReplaceByProducts<false>(rows.gate, values, ups);
 }
 
 /// Elements k to k + 7 of a slot's row as operands; zeros from element `columns` on.

@@ -168,19 +168,18 @@ class GatedEpilogue {
 
   MARLIN_DEVICE void Activate(const SumGroup& mine, const SumGroup& other,
                               uint32_t (&packed)[4]) const {
+    float gates[8];
+    float ups[8];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      float values[2];
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const float own = mine[2 * i + e];
-        const float received = other[2 * i + e];
-        values[e] = GateProduct<true>(
-            args_.gate, (of_ups_ ? received : own) * multipliers_[0] + biases_[0][i % 2],
-            (of_ups_ ? own : received) * multipliers_[1] + biases_[1][i % 2]);
-      }
-      packed[i] = Bf16x2::Pack(values[0], values[1]);
+    for (int i = 0; i < 8; ++i) {
+      const float own = mine[i];
+      const float received = other[i];
+      gates[i] = (of_ups_ ? received : own) * multipliers_[0] + biases_[0][i / 2 % 2];
+      ups[i] = (of_ups_ ? own : received) * multipliers_[1] + biases_[1][i / 2 % 2];
     }
+    ReplaceByProducts<true>(args_.gate, gates, ups);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) packed[i] = Bf16x2::Pack(gates[2 * i], gates[2 * i + 1]);
   }
 
   /// Eight adjacent outputs of a row for each lane, transposed through the warp's two buffers.
