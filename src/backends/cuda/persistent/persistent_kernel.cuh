@@ -58,7 +58,7 @@ class PersistentBlock {
       Scratch().ids[thread_] = thread_ == args_.router.top_k ? args_.router.experts : 0;
     }
     if (thread_ == 0) FindParts();
-    BeginTables(args_, kTeams);
+    BeginTables<kForm>(args_);
   }
 
   /// Runs all layers, and stores the residual. Every part is called from one place: code that is
@@ -103,8 +103,8 @@ class PersistentBlock {
       ring_.Begin(phase);
       const Schedule& schedule = tables_.ScheduleOf(tables_.GemmOf(phase));
       // A norm needs all k.
-      MultiplyPhase<kKind, kHybrid ? PersistentForm::kHybrid : PersistentForm::kToken>(
-          args_, phase, schedule, normalizes ? 0 : schedule.first_k_tile, ring_);
+      MultiplyPhase<kKind, kForm>(args_, phase, schedule, normalizes ? 0 : schedule.first_k_tile,
+                                  ring_);
       const Published published = FindPublished(phase, schedule);
       SyncFirst<kPersistentThreads>();
       Publish(phase, published, SumsOf(args_));
@@ -113,6 +113,8 @@ class PersistentBlock {
   }
 
  private:
+  static constexpr PersistentForm kForm =
+      kHybrid ? PersistentForm::kHybrid : PersistentForm::kToken;
   static constexpr int kTeams = TeamsOf(kHybrid);
 
   /// Stores the residual, and advances the clocks.
@@ -149,7 +151,7 @@ class PersistentBlock {
     const auto block = static_cast<int>(blockIdx.x);
     PersistentScratch& scratch = Scratch();
     const auto blocks = static_cast<int>(gridDim.x);
-    scratch.row = 0;
+    scratch.sequence = 0;
     scratch.router_rows = max(args_.router.rows() - block + blocks - 1, 0) / blocks;
     if (kHybrid && args_.kv_heads == 0) return;
     scratch.kv_head = block / args_.attention_splits;
@@ -264,7 +266,7 @@ class PersistentBlock {
     SyncFirst<kPersistentThreads>();
     uint32_t* const words = Words(index);
     const uint32_t tag = Tag(index);
-    TokenAttention<false> attention(
+    TokenAttention<PersistentForm::kToken> attention(
         args_, layer,
         {layer.gemms[static_cast<int>(Phase::kQkv)], 1,
          words + args_.exchange.phases[static_cast<int>(Phase::kQkv)], tag});
@@ -416,7 +418,7 @@ MARLIN_DEVICE void RunCopiers(const PersistentArguments& args) {
     if constexpr (kForm == PersistentForm::kHybrid) {
       CopyMixers(args, thread - kFirstKeyCopier);
     } else {
-      CopyKeys(args, thread - kFirstKeyCopier);
+      CopyKeys<kForm>(args, thread - kFirstKeyCopier);
     }
   }
 }
