@@ -176,17 +176,64 @@ MARLIN_DEVICE void RequestRow(uint32_t to, const uint8_t* from, int left, int by
   for (int at = 0; at < left; at += 64) CopyAsync16(to + at, from + at, bytes);
 }
 
-/// The attention of a CTA in a layer.
-template <PersistentForm kForm>
-class TokenAttention {
- public:
-  MARLIN_DEVICE TokenAttention(const PersistentArguments& args, const PersistentLayer& layer,
-                               const ProjectedWords& projected)
+/// The keys and heads of a CTA in a layer, and their places.
+class PartOfAttention {
+ protected:
+  MARLIN_DEVICE PartOfAttention(const PersistentArguments& args, const PersistentLayer& layer,
+                                const ProjectedWords& projected)
       : args_(args),
         layer_(layer),
         projected_(projected),
         lane_(static_cast<int>(threadIdx.x) & 31),
         warp_(static_cast<int>(threadIdx.x) >> 5) {}
+
+  // Read again after every barrier: fields would take registers that are short.
+  MARLIN_DEVICE const AttentionPart& Part() const {
+    return Tables{args_}.Scratch().attention[layer_.cache_group];
+  }
+  MARLIN_DEVICE int Position() const { return Tables{args_}.Scratch().position; }
+  MARLIN_DEVICE bool HasCodes() const { return args_.cache_bytes == 1; }
+  MARLIN_DEVICE int KvHead() const { return Tables{args_}.Scratch().kv_head; }
+
+  MARLIN_DEVICE int KeyRow() const { return SharedRowBytes(args_.key_dim); }
+  MARLIN_DEVICE int ValueRow() const { return SharedRowBytes(args_.value_dim); }
+  MARLIN_DEVICE int PartWords() const { return args_.group * (args_.value_dim + 4); }
+  MARLIN_DEVICE bool HasNewKey() const {
+    return Position() / kWarpKeys < Part().end_block &&
+           Position() / kWarpKeys >= Part().first_block;
+  }
+
+  /// With several rows.
+  MARLIN_DEVICE const NewKeys& New() const { return RowsOf(args_).new_keys[layer_.cache_group]; }
+  /// The new key and value of the row `back` rows before the CTA's, in shared memory.
+  MARLIN_DEVICE uint8_t* Fresh(int back) const {
+    return Memory() + args_.shared.fresh + back * (args_.key_dim + args_.value_dim) * 2;
+  }
+
+  /// Where a position's key or value begins in its page, in bytes.
+  MARLIN_DEVICE int64_t PlaceOf(int position, bool is_value) const {
+    const int place = KvHead() * kCachePageTokens +
+                      static_cast<int>(static_cast<uint32_t>(position) % kCachePageTokens);
+    const int element =
+        is_value ? args_.kv_heads * kCachePageTokens * args_.key_dim + place * args_.value_dim
+                 : place * args_.key_dim;
+    return (layer_.first_element + element) * args_.cache_bytes;
+  }
+
+  const PersistentArguments& args_;
+  const PersistentLayer& layer_;
+  const ProjectedWords projected_;
+  int lane_;
+  int warp_;
+};
+
+/// The attention of a CTA in a layer.
+template <PersistentForm kForm>
+class TokenAttention : private PartOfAttention {
+ public:
+  MARLIN_DEVICE TokenAttention(const PersistentArguments& args, const PersistentLayer& layer,
+                               const ProjectedWords& projected)
+      : PartOfAttention(args, layer, projected) {}
 
   /// Requests the first keys of all teams of warps: they are there before the projections. Called
   /// by the copying threads, `thread` of kKeyCopiers.
@@ -256,12 +303,6 @@ class TokenAttention {
   }
 
  private:
-  // Read again after every barrier: fields would take registers that are short.
-  MARLIN_DEVICE const AttentionPart& Part() const {
-    return Tables{args_}.Scratch().attention[layer_.cache_group];
-  }
-  MARLIN_DEVICE int Position() const { return Tables{args_}.Scratch().position; }
-  MARLIN_DEVICE bool HasCodes() const { return args_.cache_bytes == 1; }
   static constexpr bool kHybrid = kForm == PersistentForm::kHybrid;
   static constexpr bool kRows = kForm == PersistentForm::kRows;
   static constexpr int kTeams = TeamsOf(kHybrid);
@@ -273,48 +314,21 @@ class TokenAttention {
   MARLIN_DEVICE int Team() const { return warp_ / kTeamWarps; }
   /// The warp's part of the value features.
   MARLIN_DEVICE int OfTeam() const { return warp_ % kTeamWarps; }
-  MARLIN_DEVICE int KvHead() const { return Tables{args_}.Scratch().kv_head; }
-
-  MARLIN_DEVICE int KeyRow() const { return SharedRowBytes(args_.key_dim); }
-  MARLIN_DEVICE int ValueRow() const { return SharedRowBytes(args_.value_dim); }
   /// A row of a team's stage.
   MARLIN_DEVICE uint32_t Row(int team, int row, bool is_value) const {
     const uint32_t stage =
         SharedAddress(Memory()) + args_.shared.keys + team * kWarpKeys * (KeyRow() + ValueRow());
     return is_value ? stage + kWarpKeys * KeyRow() + row * ValueRow() : stage + row * KeyRow();
   }
-  MARLIN_DEVICE int PartWords() const { return args_.group * (args_.value_dim + 4); }
-  MARLIN_DEVICE bool HasNewKey() const {
-    return Position() / kWarpKeys < Part().end_block &&
-           Position() / kWarpKeys >= Part().first_block;
-  }
   /// The heads that the CTA prepares.
   MARLIN_DEVICE int HeadCount() const {
     if constexpr (kRows) return args_.group + 2 * max(New().end - New().first, 0);
     return HasNewKey() ? args_.group + 2 : args_.group;
   }
-  /// With several rows.
-  MARLIN_DEVICE const NewKeys& New() const {
-    return RowsOf(args_).new_keys[layer_.cache_group];
-  }
   /// Whether a key of the CTA's blocks is new to it, so that it is not copied from the cache.
   MARLIN_DEVICE bool IsNew(int key) const {
     if constexpr (kRows) return key >= New().first && key < New().end;
     return key == Position();
-  }
-  /// The first position of the sequence that other CTAs append, or this one.
-  MARLIN_DEVICE int FirstAppended() const {
-    return kRows ? Position() - RowsOf(args_).earlier : Position();
-  }
-
-  /// Where a position's key or value begins in its page, in bytes.
-  MARLIN_DEVICE int64_t PlaceOf(int position, bool is_value) const {
-    const int place = KvHead() * kCachePageTokens +
-                      static_cast<int>(static_cast<uint32_t>(position) % kCachePageTokens);
-    const int element =
-        is_value ? args_.kv_heads * kCachePageTokens * args_.key_dim + place * args_.value_dim
-                 : place * args_.key_dim;
-    return (layer_.first_element + element) * args_.cache_bytes;
   }
 
   /// Requests a block of earlier keys, and zeros in place of keys that the token does not see; the
@@ -324,7 +338,7 @@ class TokenAttention {
     const int row = thread >> 2;
     const int key = block * kWarpKeys + row;
     if (IsNew(key)) return;
-    const bool seen = page != nullptr && key >= Part().first_key && key < FirstAppended();
+    const bool seen = page != nullptr && key >= Part().first_key && key < Position();
     const int part = (thread & 3) * 16;
 #pragma unroll
     for (int side = 0; side < 2; ++side) {
@@ -444,18 +458,12 @@ class TokenAttention {
     asm volatile("bar.sync %0, %1;" ::"r"(Team() + 1), "n"(32 * kTeamWarps) : "memory");
   }
 
-  /// The new key and value of the row `back` rows before the CTA's, in shared memory.
-  MARLIN_DEVICE uint8_t* Fresh(int back) const {
-    return Memory() + args_.shared.fresh + back * (args_.key_dim + args_.value_dim) * 2;
-  }
-
   /// Puts the block's new keys and values in their rows of the stage, each by a warp of the team.
   MARLIN_DEVICE void InsertNew(int block) const {
     if constexpr (kRows) {
       const int end = min(New().end, (block + 1) * kWarpKeys);
 #pragma unroll 1
-      for (int key = max(New().first, block * kWarpKeys) + OfTeam(); key < end;
-           key += kTeamWarps) {
+      for (int key = max(New().first, block * kWarpKeys) + OfTeam(); key < end; key += kTeamWarps) {
         InsertFresh(key);
       }
     } else {
@@ -645,12 +653,6 @@ class TokenAttention {
                   tag);
     }
   }
-
-  const PersistentArguments& args_;
-  const PersistentLayer& layer_;
-  const ProjectedWords projected_;
-  int lane_;
-  int warp_;
 };
 
 /// The threads that copy the first keys of every layer, `thread` of kKeyCopiers: from when its

@@ -78,8 +78,8 @@ MARLIN_DEVICE void CheckPosition(const PersistentArguments& args, int position) 
   }
 }
 
-/// What rows of one sequence need beside BeginTables: records positions that do not follow each
-/// other, and finds the rotations of new keys before the CTA's row, after those of its own. Called by
+/// The part of BeginTables for rows of one sequence: records positions that do not follow each
+/// other, and finds the rotations of the rows before the CTA's, after those of its own. Called by
 /// all threads that compute, after FindNewKeys.
 MARLIN_DEVICE void BeginRows(const PersistentArguments& args) {
   const auto thread = static_cast<int>(threadIdx.x);

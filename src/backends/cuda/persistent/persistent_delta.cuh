@@ -470,7 +470,8 @@ MARLIN_DEVICE void CopyMixers(const PersistentArguments& args, int thread) {
     AwaitLayer(args, LayerBarrier::kLayer, index);
     const PersistentLayer& layer = Tables{args}.LayerOf(index);
     if (layer.attends != 0) {
-      TokenAttention<PersistentForm::kHybrid>(args, layer, {layer.gemms[0], 1, nullptr, 0}).RequestFirst(thread);
+      TokenAttention<PersistentForm::kHybrid>(args, layer, {layer.gemms[0], 1, nullptr, 0})
+          .RequestFirst(thread);
     } else {
       DeltaRow(args, layer).Request(thread);
     }

@@ -210,7 +210,7 @@ struct PersistentShared {
   int experts = 0;    ///< PersistentExpert [experts]
   int schedules = 0;  ///< The CTA's.
   int logits = 0;     ///< f32 [experts]
-  int rotations = 0;  ///< float2 [pairs]; with several rows, of RowsScratch::earlier positions more.
+  int rotations = 0;  ///< float2 [rows][pairs]: the CTA's row, then the ones before it.
   int scratch = 0;    ///< PersistentScratch
   int rows = 0;       ///< RowsScratch
   int barriers = 0;   ///< The rings', [full, empty][warps][slots], then LayerBarriers.
@@ -223,7 +223,7 @@ struct PersistentShared {
   int kept = 0;        ///< f32 [kDeltaConvWidth - 1][channels]: the next row's earlier inputs.
   // In the same memory as the GEMMs' parts, attention:
   int queries = 0;  ///< bf16, two terms of kMostGroupHeads rows.
-  int fresh = 0;    ///< bf16, the new key and value; with several rows, of each that the token sees.
+  int fresh = 0;    ///< bf16 [rows], as `rotations`: new keys and values.
   int inputs = 0;   ///< Or DeltaInputs.
   int ring = 0;     ///< [slots][warps]
   int keys = 0;     ///< Stages of keys and values, then sums of the warps: in upper slots.

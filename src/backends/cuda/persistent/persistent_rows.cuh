@@ -1,10 +1,11 @@
-// Decode of two to eight next tokens, of one or more texts, by one launch: the persistent kernel with
+// Decode of two to eight next tokens of one or more texts by one launch: the persistent kernel with
 // rows.
 //
 //   As with one token (persistent_kernel.cuh), except what rows make more expensive or possible:
 //
 //   - The rows are columns of the MMAs, so weights are read once. Attention has a part of the keys
-//     of one row and one KV head for each CTA. Rows may be of one sequence: persistent_attention.cuh.
+//     of one row and one KV head for each CTA; of rows of one sequence see
+//     persistent_attention.cuh.
 //   - A strip of 32 features of the residual has an owner. It adds the partial sums of a block, of
 //     which there may be many, and publishes the strip times the norm's weights: every CTA adding
 //     all sums of all rows would take more of L2 than it has.
