@@ -20,13 +20,15 @@
 namespace marlin::cuda::persistent_rows_test {
 namespace {
 
-constexpr int kBlocks = 8;
 constexpr int kSharedBytes = 227 * 1024;
 constexpr int kHidden = 128;
 constexpr int kInner = 256;
 constexpr int kHeads = 4;
 constexpr int kKeyDim = 64;
 constexpr int kLayers = 2;
+
+/// CTAs, of which every row has one at least.
+int BlocksFor(int rows) { return std::max(rows, 6); }
 
 /// A next token of a sequence.
 struct Row {
@@ -76,7 +78,7 @@ class Model {
     for (int pair = 0; pair < kKeyDim / 2; ++pair) {
       frequencies_.push_back(std::pow(10000.0f, -2.0f * static_cast<float>(pair) / kKeyDim));
     }
-    cache_.resize(static_cast<size_t>(2 * GroupElements()));
+    cache_.resize(2 * static_cast<size_t>(GroupElements()));
     for (uint16_t& element : cache_) {
       element = kind.cache_bytes == 2 ? FloatToBf16(normal(random)) : random() & 0x3f3f;
     }
@@ -88,9 +90,9 @@ class Model {
   Step Run(const std::vector<Row>& rows, const StepOptions& options = {}) {
     const auto count = static_cast<int>(rows.size());
     std::vector<PersistentLayer> layers = Layers(count);
-    const Schedules schedules = ScheduleLayers(layers, kBlocks, count);
+    const Schedules schedules = ScheduleLayers(layers, BlocksFor(count), count);
     const auto laid_out =
-        LayOutPersistent(Shape(count), layers, schedules, kBlocks, kSharedBytes - 1024);
+        LayOutPersistent(Shape(count), layers, schedules, BlocksFor(count), kSharedBytes - 1024);
     EXPECT_TRUE(laid_out.has_value());
     PersistentArguments args = *laid_out;
     const std::vector<uint4> schedule_memory = Aligned(schedules.data);
@@ -150,8 +152,10 @@ class Model {
     args.errors = {&record, &any};
     auto* const kernel = args.rows > 1 ? &PersistentKernel<CodeKind::kFp4, PersistentForm::kRows>
                                        : &PersistentKernel<CodeKind::kFp4, PersistentForm::kToken>;
-    EXPECT_EQ(cuda_emulation::Emulate(
-                  kernel, {dim3(kBlocks), dim3(kPersistentBlock), args.shared.bytes, seed}, args),
+    EXPECT_EQ(cuda_emulation::Emulate(kernel,
+                                      {dim3(static_cast<unsigned>(BlocksFor(args.rows))),
+                                       dim3(kPersistentBlock), args.shared.bytes, seed},
+                                      args),
               "");
     return static_cast<ValueError>(record.value_error);
   }
@@ -192,7 +196,8 @@ class Model {
     return args;
   }
 
-  PhaseGemm Gemm(Phase phase, const TiledWeights& weights, const TiledWeights* up = nullptr) const {
+  PhaseGemm Gemm(Phase phase, int rows, const TiledWeights& weights,
+                 const TiledWeights* up = nullptr) const {
     PhaseGemm gemm;
     gemm.weights = weights.view();
     // Outputs of inputs of size 1 are of size 1.
@@ -207,7 +212,7 @@ class Model {
       gemm.up_tiles = up->view().tiles;
       gemm.up_multiplier = up->Multiplier(true) * scale;
     }
-    SplitPhase(phase, kBlocks, &gemm);
+    SplitPhase(phase, BlocksFor(rows), &gemm);
     return gemm;
   }
 
@@ -216,12 +221,13 @@ class Model {
     for (int i = 0; i < kLayers; ++i) {
       PersistentLayer& layer = layers[static_cast<size_t>(i)];
       const auto weights = [&](int which) -> const TiledWeights& {
-        return *weights_[static_cast<size_t>(5 * i + which)];
+        const int number = 5 * i + which;
+        return *weights_[static_cast<size_t>(number)];
       };
-      layer.gemms[0] = Gemm(Phase::kQkv, weights(0));
-      layer.gemms[1] = Gemm(Phase::kOut, weights(1));
-      layer.gemms[2] = Gemm(Phase::kGates, weights(2), &weights(3));
-      layer.gemms[3] = Gemm(Phase::kDown, weights(4));
+      layer.gemms[0] = Gemm(Phase::kQkv, rows, weights(0));
+      layer.gemms[1] = Gemm(Phase::kOut, rows, weights(1));
+      layer.gemms[2] = Gemm(Phase::kGates, rows, weights(2), &weights(3));
+      layer.gemms[3] = Gemm(Phase::kDown, rows, weights(4));
       layer.attention_norm = norms_.data();
       layer.mlp_norm = norms_.data();
       layer.attention_epsilon = layer.mlp_epsilon = 1e-5f;
@@ -231,7 +237,7 @@ class Model {
       layer.cache_group = i;
       layer.mixer_index = i;
       layer.attends = 1;
-      if (rows > 1) SplitRows(rows, {}, kBlocks, &layer);
+      if (rows > 1) SplitRows(rows, {}, BlocksFor(rows), &layer);
     }
     return layers;
   }
@@ -245,8 +251,8 @@ class Model {
 };
 
 std::vector<Row> Rows(int sequence, int first, int count) {
-  std::vector<Row> rows;
-  for (int i = 0; i < count; ++i) rows.push_back({sequence, first + i});
+  std::vector<Row> rows(static_cast<size_t>(count));
+  for (int i = 0; i < count; ++i) rows[static_cast<size_t>(i)] = {sequence, first + i};
   return rows;
 }
 std::vector<Row> operator+(std::vector<Row> a, const std::vector<Row>& b) {
@@ -327,7 +333,7 @@ TEST_F(PersistentRows, WrongValuesAreRecorded) {
   EXPECT_EQ(error({{0, 40}, {0, 42}}), ValueError::kNextPosition);
   EXPECT_EQ(error({{0, 40}, {0, 40}, {0, 3}}), ValueError::kNextPosition);
   EXPECT_EQ(error({{0, INT32_MIN}, {1, 0}}), ValueError::kPosition);
-  EXPECT_EQ(error({{0, 3}, {0, -5}}), ValueError::kPosition);
+  EXPECT_EQ(error({{0, 3}, {0, INT32_MIN}}), ValueError::kPosition);
   EXPECT_EQ(error(Rows(0, Model::kTokens - 1, 2)), ValueError::kBlock);
   EXPECT_EQ(error(Rows(0, INT32_MAX - 1, 2)), ValueError::kBlock);
   EXPECT_EQ(error(Rows(Model::kSequences, 70, 2)), ValueError::kPage);

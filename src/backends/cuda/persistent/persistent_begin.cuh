@@ -38,8 +38,9 @@ MARLIN_DEVICE void FindNewKeys(const PersistentArguments& args, int row) {
     if (!HasKeys(args, group)) continue;
     const AttentionPart& part = scratch.attention[group];
     const int least = max(part.first_key, part.first_block * kWarpKeys);
-    rows.new_keys[group] = {max(scratch.position - rows.earlier, least),
-                            min(scratch.position + 1, part.end_block * kWarpKeys)};
+    // The position may be any number.
+    rows.new_keys[group] = {max(max(scratch.position, 0) - rows.earlier, least),
+                            min(scratch.position, part.end_block * kWarpKeys - 1) + 1};
   }
 }
 
@@ -97,8 +98,8 @@ MARLIN_DEVICE void BeginRows(const PersistentArguments& args) {
   for (int i = args.pairs + thread; i < (RowsOf(args).earlier + 1) * args.pairs;
        i += kPersistentThreads) {
     const int back = QuotientOf(i, args.pairs);
-    RotationOf(args.frequencies[i - back * args.pairs], position - back, args.rotary_factor,
-               &rotations[i].x, &rotations[i].y);
+    RotationOf(args.frequencies[i - back * args.pairs], int64_t{position} - back,
+               args.rotary_factor, &rotations[i].x, &rotations[i].y);
   }
 }
 
