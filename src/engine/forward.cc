@@ -467,7 +467,7 @@ Status StepProgram::Run(Pass& pass) const {
       continue;
     }
     // A fused run does not tell what its routers select.
-    if (pass.routing != nullptr || pass.unfused || !part.fused->Takes(pass.values)) continue;
+    if (pass.routing != nullptr || !part.fused->Takes(pass.values)) continue;
     MARLIN_RETURN_IF_ERROR(CompleteHidden(pass));
     MARLIN_RETURN_IF_ERROR(part.fused->Run(pass.values, pass.stream()));
     MARLIN_RETURN_IF_ERROR(Ended(pass, StepPart::kFused));

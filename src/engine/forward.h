@@ -111,7 +111,6 @@ struct Pass {
   Residual residual = Residual::kComplete;
   /// f32 [rows, hidden]: what a decoder that joins() reads besides the tokens.
   TensorView previous = {};
-  bool unfused = false;  ///< No fused run may keep what is between operations to itself.
   /// Null: plans of experts are not kept. A recorded step keeps those that it uses.
   std::vector<ExpertsPlan>* plans = nullptr;
 

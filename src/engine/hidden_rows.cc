@@ -24,10 +24,6 @@ auto Asks(std::span<const SequenceInput> inputs) {
 Status GiveHidden(std::span<const SequenceInput> inputs, std::span<const PassChunk> chunks,
                   Pass* pass) {
   const Shape& shape = pass->values.hidden.shape();
-  for (const PassChunk& chunk : chunks) {
-    const SequenceInput& input = inputs[chunk.input];
-    pass->unfused |= !input.hidden.empty() || !input.hidden_out.empty();
-  }
   if (std::any_of(chunks.begin(), chunks.end(), Asks(inputs))) {
     MARLIN_ASSIGN_OR_RETURN(pass->values.hidden_out, pass->arena.Take(DType::kF32, shape));
   }

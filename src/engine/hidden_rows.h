@@ -19,8 +19,7 @@ struct PassChunk {
 };
 
 /// Copies SequenceInput::hidden of the pass's rows to Pass::previous, and takes the values that
-/// SequenceInput::hidden_out asks for. Call it before the step runs: where an input gives or asks
-/// for hidden states, no fused run may keep them. Errors: kOutOfMemory.
+/// SequenceInput::hidden_out asks for. Call it before the step runs. Errors: kOutOfMemory.
 Status GiveHidden(std::span<const SequenceInput> inputs, std::span<const PassChunk> chunks,
                   Pass* pass);
 

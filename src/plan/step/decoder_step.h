@@ -184,8 +184,8 @@ struct BesideStep {
   int64_t layer = 0;
 };
 
-/// logits [wanted, vocab] = linear(norm(hidden[wanted])), capped as by ScaleAndCap; a no-op if no
-/// row is wanted.
+/// logits [wanted, vocab] = linear(norm(hidden[wanted])), capped as by ScaleAndCap; none if no row
+/// is wanted. StepValues::hidden_out = norm(hidden), if it is wanted.
 struct HeadStep {
   StepNorm norm;
   StepLinear linear;

@@ -25,6 +25,7 @@
 #include "marlin/model.h"
 #include "marlin/scheduler.h"
 #include "recipe/architecture.h"
+#include "remote_backend.h"
 
 namespace marlin::draft_test {
 namespace {
@@ -368,6 +369,22 @@ TEST_F(Drafts, OfTheModelsOwnLayerAreItsOwnLogits) {
   ASSERT_TRUE(
       draft.Forward({&input, 1}, {logits.data(), DType::kF32, {std::ssize(kTokens), kVocab}}).ok());
   EXPECT_LT(Difference(logits, said), 1e-3);
+}
+
+/// Where a device fuses operations, it does so in passes that give hidden states, too.
+TEST_F(Drafts, HiddenStatesComeAfterFusedRuns) {
+  Make("glm4_moe");
+  const std::string path = Write();
+  std::vector<float> wanted;
+  const std::vector<float> said = ModelLogits(*Open(path), &wanted);
+  const Device remote = testing::OpenRemote({.plans_experts = true});
+  const auto model = Model::Open(path, remote, {.allow_bf16_activations = false, .draft = true});
+  ASSERT_TRUE(model.ok()) << model.status().message();
+  const int before = testing::RemoteOf(remote).remote_decoder().fused_calls();
+  std::vector<float> hidden;
+  EXPECT_LT(Difference(ModelLogits(*model, &hidden), said), 1e-3);
+  EXPECT_LT(Difference(hidden, wanted), 1e-3);
+  EXPECT_GT(testing::RemoteOf(remote).remote_decoder().fused_calls(), before);
 }
 
 /// Guesses of the layer change no text, whatever they are worth.

@@ -133,6 +133,9 @@ class RemoteDecoder final : public DecoderBackend {
   Result<FusedRun> Fuse(const StepDescription& step,
                         std::span<const StepOperation> operations) const override;
   int fused_runs() const { return fused_runs_; }
+  /// How often such runs ran.
+  int fused_calls() const { return fused_calls_; }
+  void CountFusedCall() const { ++fused_calls_; }
   /// Rows of all lookups: the tokens that were fed, and those whose logits not all tokens of a pass
   /// have.
   int64_t looked_up() const { return looked_up_; }
@@ -322,6 +325,7 @@ class RemoteDecoder final : public DecoderBackend {
   RemoteOptions options_;
   std::map<const PreparedWeights::Storage*, PreparedWeights> twins_;
   mutable int fused_runs_ = 0;
+  mutable int fused_calls_ = 0;
   mutable int64_t looked_up_ = 0;
 };
 
@@ -518,6 +522,7 @@ class FusedExperts final : public FusedOperations {
       : decoder_(decoder), host_(decoder.host()), step_(step), accuracy_(accuracy) {}
 
   Status Run(const StepValues& values, void* /*stream*/) const override {
+    decoder_.CountFusedCall();
     return decoder_.Put([this, x = Local(values.normed), ids = Local(values.expert_ids),
                          weights = Local(values.expert_weights), hidden = Local(values.hidden)] {
       for (int64_t row = 0; row < x.dim(0); ++row) {

@@ -6,6 +6,8 @@
 //   merges its warps and publishes the result; another phase merges the CTAs.
 //   Keys and values of earlier positions are requested before the projections are there. Codes of
 //   e4m3 are copied to the second half of a row's place, and widened there to bf16, exactly.
+//   With several rows of a sequence, other CTAs append the keys of its earlier rows meanwhile: the
+//   cache has only the keys before them, and a row's CTA computes those new keys for itself.
 #pragma once
 
 #include "backends/cuda/attention/cache_codes.cuh"
@@ -14,6 +16,7 @@
 #include "backends/cuda/common/thread_barrier.cuh"
 #include "backends/cuda/persistent/persistent_exchange.cuh"
 #include "backends/cuda/persistent/persistent_layout.h"
+#include "backends/cuda/persistent/persistent_rows_part.cuh"
 #include "backends/cuda/persistent/persistent_tiles.cuh"
 
 namespace marlin::cuda {
@@ -63,15 +66,17 @@ struct SoftmaxPart {
 };
 
 /// The page of a position in a cache group; null, with a record of why, if there is none.
+template <PersistentForm kForm>
 MARLIN_DEVICE uint8_t* FindPage(const PersistentArguments& args, int group, int position) {
   const CacheGroup& pages = args.groups[group];
   const int block = static_cast<int>(static_cast<uint32_t>(position) / kCachePageTokens);
   if (block >= pages.blocks) return nullptr;
-  const int page = pages.block_table[Tables{args}.Scratch().row * pages.blocks + block];
+  const int page = pages.block_table[Tables{args}.Scratch().sequence * pages.blocks + block];
   const auto number = static_cast<uint32_t>(page);
   const uint32_t slab = page < 0 ? ~0u : number / pages.slab_pages;
   if (slab >= static_cast<uint32_t>(pages.slab_count) || pages.slabs[slab] == nullptr) {
-    RecordError(args.errors, ValueError::kPage, page, block, 0);
+    const int sequence = kForm == PersistentForm::kRows ? Tables{args}.Scratch().sequence : 0;
+    RecordError(args.errors, ValueError::kPage, page, block, sequence);
     return nullptr;
   }
   const uint32_t of_slab = number - slab * pages.slab_pages;
@@ -130,10 +135,11 @@ struct MergedFinish {
 };
 
 /// RoPE of a head, of which a lane has four features. Two features that turn together are adjacent,
-/// or `pairs` apart: in another lane.
-MARLIN_DEVICE void Rotate(const PersistentArguments& args, float4& head) {
+/// or `pairs` apart: in another lane. `first_turn`: the first rotation of the head's position.
+MARLIN_DEVICE void Rotate(const PersistentArguments& args, int first_turn, float4& head) {
   const int lane = static_cast<int>(threadIdx.x) & 31;
-  const auto* const turns = reinterpret_cast<const float2*>(Memory() + args.shared.rotations);
+  const auto* const turns =
+      reinterpret_cast<const float2*>(Memory() + args.shared.rotations) + first_turn;
   const int first = 4 * lane;
   if (args.interleaved) {
     if (first >= 2 * args.pairs) return;
@@ -170,17 +176,64 @@ MARLIN_DEVICE void RequestRow(uint32_t to, const uint8_t* from, int left, int by
   for (int at = 0; at < left; at += 64) CopyAsync16(to + at, from + at, bytes);
 }
 
-/// The attention of a CTA in a layer.
-template <bool kHybrid>
-class TokenAttention {
- public:
-  MARLIN_DEVICE TokenAttention(const PersistentArguments& args, const PersistentLayer& layer,
-                               const ProjectedWords& projected)
+/// The keys and heads of a CTA in a layer, and their places.
+class PartOfAttention {
+ protected:
+  MARLIN_DEVICE PartOfAttention(const PersistentArguments& args, const PersistentLayer& layer,
+                                const ProjectedWords& projected)
       : args_(args),
         layer_(layer),
         projected_(projected),
         lane_(static_cast<int>(threadIdx.x) & 31),
         warp_(static_cast<int>(threadIdx.x) >> 5) {}
+
+  // Read again after every barrier: fields would take registers that are short.
+  MARLIN_DEVICE const AttentionPart& Part() const {
+    return Tables{args_}.Scratch().attention[layer_.cache_group];
+  }
+  MARLIN_DEVICE int Position() const { return Tables{args_}.Scratch().position; }
+  MARLIN_DEVICE bool HasCodes() const { return args_.cache_bytes == 1; }
+  MARLIN_DEVICE int KvHead() const { return Tables{args_}.Scratch().kv_head; }
+
+  MARLIN_DEVICE int KeyRow() const { return SharedRowBytes(args_.key_dim); }
+  MARLIN_DEVICE int ValueRow() const { return SharedRowBytes(args_.value_dim); }
+  MARLIN_DEVICE int PartWords() const { return args_.group * (args_.value_dim + 4); }
+  MARLIN_DEVICE bool HasNewKey() const {
+    return Position() / kWarpKeys < Part().end_block &&
+           Position() / kWarpKeys >= Part().first_block;
+  }
+
+  /// With several rows.
+  MARLIN_DEVICE const NewKeys& New() const { return RowsOf(args_).new_keys[layer_.cache_group]; }
+  /// The new key and value of the row `back` rows before the CTA's, in shared memory.
+  MARLIN_DEVICE uint8_t* Fresh(int back) const {
+    return Memory() + args_.shared.fresh + back * (args_.key_dim + args_.value_dim) * 2;
+  }
+
+  /// Where a position's key or value begins in its page, in bytes.
+  MARLIN_DEVICE int64_t PlaceOf(int position, bool is_value) const {
+    const int place = KvHead() * kCachePageTokens +
+                      static_cast<int>(static_cast<uint32_t>(position) % kCachePageTokens);
+    const int element =
+        is_value ? args_.kv_heads * kCachePageTokens * args_.key_dim + place * args_.value_dim
+                 : place * args_.key_dim;
+    return (layer_.first_element + element) * args_.cache_bytes;
+  }
+
+  const PersistentArguments& args_;
+  const PersistentLayer& layer_;
+  const ProjectedWords projected_;
+  int lane_;
+  int warp_;
+};
+
+/// The attention of a CTA in a layer.
+template <PersistentForm kForm>
+class TokenAttention : private PartOfAttention {
+ public:
+  MARLIN_DEVICE TokenAttention(const PersistentArguments& args, const PersistentLayer& layer,
+                               const ProjectedWords& projected)
+      : PartOfAttention(args, layer, projected) {}
 
   /// Requests the first keys of all teams of warps: they are there before the projections. Called
   /// by the copying threads, `thread` of kKeyCopiers.
@@ -250,12 +303,8 @@ class TokenAttention {
   }
 
  private:
-  // Read again after every barrier: fields would take registers that are short.
-  MARLIN_DEVICE const AttentionPart& Part() const {
-    return Tables{args_}.Scratch().attention[layer_.cache_group];
-  }
-  MARLIN_DEVICE int Position() const { return Tables{args_}.Scratch().position; }
-  MARLIN_DEVICE bool HasCodes() const { return args_.cache_bytes == 1; }
+  static constexpr bool kHybrid = kForm == PersistentForm::kHybrid;
+  static constexpr bool kRows = kForm == PersistentForm::kRows;
   static constexpr int kTeams = TeamsOf(kHybrid);
   static constexpr int kTeamWarps = kPersistentWarps / kTeams;
   static constexpr int kMostFeatures = kHybrid ? kMostHybridFeatures : kMostHeadFeatures;
@@ -265,39 +314,30 @@ class TokenAttention {
   MARLIN_DEVICE int Team() const { return warp_ / kTeamWarps; }
   /// The warp's part of the value features.
   MARLIN_DEVICE int OfTeam() const { return warp_ % kTeamWarps; }
-  MARLIN_DEVICE int KvHead() const { return Tables{args_}.Scratch().kv_head; }
-
-  MARLIN_DEVICE int KeyRow() const { return SharedRowBytes(args_.key_dim); }
-  MARLIN_DEVICE int ValueRow() const { return SharedRowBytes(args_.value_dim); }
   /// A row of a team's stage.
   MARLIN_DEVICE uint32_t Row(int team, int row, bool is_value) const {
     const uint32_t stage =
         SharedAddress(Memory()) + args_.shared.keys + team * kWarpKeys * (KeyRow() + ValueRow());
     return is_value ? stage + kWarpKeys * KeyRow() + row * ValueRow() : stage + row * KeyRow();
   }
-  MARLIN_DEVICE int PartWords() const { return args_.group * (args_.value_dim + 4); }
-  MARLIN_DEVICE bool HasNewKey() const {
-    return Position() / kWarpKeys < Part().end_block &&
-           Position() / kWarpKeys >= Part().first_block;
+  /// The heads that the CTA prepares.
+  MARLIN_DEVICE int HeadCount() const {
+    if constexpr (kRows) return args_.group + 2 * max(New().end - New().first, 0);
+    return HasNewKey() ? args_.group + 2 : args_.group;
   }
-
-  /// Where a position's key or value begins in its page, in bytes.
-  MARLIN_DEVICE int64_t PlaceOf(int position, bool is_value) const {
-    const int place = KvHead() * kCachePageTokens +
-                      static_cast<int>(static_cast<uint32_t>(position) % kCachePageTokens);
-    const int element =
-        is_value ? args_.kv_heads * kCachePageTokens * args_.key_dim + place * args_.value_dim
-                 : place * args_.key_dim;
-    return (layer_.first_element + element) * args_.cache_bytes;
+  /// Whether a key of the CTA's blocks is new to it, so that it is not copied from the cache.
+  MARLIN_DEVICE bool IsNew(int key) const {
+    if constexpr (kRows) return key >= New().first && key < New().end;
+    return key == Position();
   }
 
   /// Requests a block of earlier keys, and zeros in place of keys that the token does not see; the
-  /// row of the new key is InsertFresh's. Four of 64 threads copy a row. Bulk copies of rows are
+  /// rows of new keys are InsertFresh's. Four of 64 threads copy a row. Bulk copies of rows are
   /// slower: a warp issues them one after another.
   MARLIN_DEVICE void Request(int block, int team, int thread, const uint8_t* page) const {
     const int row = thread >> 2;
     const int key = block * kWarpKeys + row;
-    if (key == Position()) return;
+    if (IsNew(key)) return;
     const bool seen = page != nullptr && key >= Part().first_key && key < Position();
     const int part = (thread & 3) * 16;
 #pragma unroll
@@ -308,22 +348,27 @@ class TokenAttention {
                  seen ? 16 : 0);
     }
   }
-  /// Gathers the projections of the group's heads, and of the new key and value: a warp has a head,
-  /// a lane four of its features, or eight. Queries become operands; the new key and value go to
-  /// the cache, and to shared memory. Rows of queries that no head has are not set: a row of an
-  /// MMA's results depends on its own row only.
+  /// Gathers the projections of the group's heads, and of the new keys and values: a warp has a
+  /// head, a lane four of its features, or eight. Queries become operands; the row's own key and
+  /// value go to the cache, and all of them to shared memory. Rows of queries that no head has are
+  /// not set: a row of an MMA's results depends on its own row only.
   MARLIN_DEVICE void PrepareHeads() const {
-    const int heads = HasNewKey() ? args_.group + 2 : args_.group;
+    const int heads = HeadCount();
 #pragma unroll 1
     for (int number = warp_; number < heads; number += kPersistentWarps) {
-      const bool is_value = number == args_.group + 1;
-      const bool is_key = number == args_.group;
+      const int of_new = number - args_.group;
+      const bool is_value = kRows ? of_new >= 0 && of_new % 2 != 0 : number == args_.group + 1;
+      const bool is_key = kRows ? of_new >= 0 && of_new % 2 == 0 : number == args_.group;
+      // How many rows before the CTA's the new key is of.
+      int back = 0;
+      if (kRows && of_new >= 0) back = Position() - (New().first + of_new / 2);
       const int features = is_value ? args_.value_dim : args_.key_dim;
       int from = QueryAt(KvHead() * args_.group + number);
       if (is_key) from = QueryAt(args_.heads) + KvHead() * args_.key_dim;
       if (is_value) {
         from = QueryAt(args_.heads) + args_.kv_heads * args_.key_dim + KvHead() * args_.value_dim;
       }
+      from -= back * projected_.gemm.columns;
       float4 head[kQuads];
 #pragma unroll
       for (int i = 0; i < kQuads; ++i) {
@@ -335,14 +380,14 @@ class TokenAttention {
       if (!is_value) {
         if ((is_key ? layer_.key_norm : layer_.query_norm) != nullptr) Normalize(is_key, head);
         // Only the first features of a large head rotate.
-        Rotate(args_, head[0]);
+        Rotate(args_, back * args_.pairs, head[0]);
       }
 #pragma unroll
       for (int i = 0; i < kQuads; ++i) {
         const int quad = lane_ + 32 * i;
         if (4 * quad >= features) break;
         if (is_key || is_value) {
-          Append(head[i], quad, is_value);
+          Append(head[i], quad, is_value, back);
         } else {
           StoreQuery(head[i], quad, number);
         }
@@ -387,17 +432,19 @@ class TokenAttention {
     }
   }
 
-  MARLIN_DEVICE void Append(const float4& from, int quad, bool is_value) const {
+  /// Stores a quad of a new key or value, of the row `back` rows before the CTA's, whose own CTA
+  /// appends it.
+  MARLIN_DEVICE void Append(const float4& from, int quad, bool is_value, int back) const {
     uint2 rounded = {Bf16x2::Pack(from.x, from.y), Bf16x2::Pack(from.z, from.w)};
     uint32_t codes = 0;
     if (HasCodes()) {
       codes = E4M3x4::FromFloats(from.x, from.y) | E4M3x4::FromFloats(from.z, from.w) << 16;
       rounded = {Bf16OfCodes(codes), Bf16OfCodes(codes >> 16)};
     }
-    auto* const fresh = reinterpret_cast<uint2*>(Memory() + args_.shared.fresh);
+    auto* const fresh = reinterpret_cast<uint2*>(Fresh(back));
     fresh[(is_value ? args_.key_dim / 4 : 0) + quad] = rounded;
     uint8_t* const page = Part().fresh;
-    if (page == nullptr) return;
+    if (page == nullptr || back > 0) return;
     uint8_t* const to = page + PlaceOf(Position(), is_value);
     if (HasCodes()) {
       reinterpret_cast<uint32_t*>(to)[quad] = codes;
@@ -411,10 +458,22 @@ class TokenAttention {
     asm volatile("bar.sync %0, %1;" ::"r"(Team() + 1), "n"(32 * kTeamWarps) : "memory");
   }
 
-  /// Puts the new key and value in their rows of the stage. Called by one warp.
-  MARLIN_DEVICE void InsertFresh() const {
-    const auto* const fresh = reinterpret_cast<const uint32_t*>(Memory() + args_.shared.fresh);
-    const int row = Position() % kWarpKeys;
+  /// Puts the block's new keys and values in their rows of the stage, each by a warp of the team.
+  MARLIN_DEVICE void InsertNew(int block) const {
+    if constexpr (kRows) {
+      const int end = min(New().end, (block + 1) * kWarpKeys);
+#pragma unroll 1
+      for (int key = max(New().first, block * kWarpKeys) + OfTeam(); key < end; key += kTeamWarps) {
+        InsertFresh(key);
+      }
+    } else {
+      if (OfTeam() == 0 && block == Position() / kWarpKeys) InsertFresh(Position());
+    }
+  }
+  /// Called by one warp.
+  MARLIN_DEVICE void InsertFresh(int key) const {
+    const auto* const fresh = reinterpret_cast<const uint32_t*>(Fresh(Position() - key));
+    const int row = key % kWarpKeys;
     for (int pair = lane_; pair < (args_.key_dim + args_.value_dim) / 2; pair += 32) {
       const bool is_value = pair >= args_.key_dim / 2;
       const int of_row = is_value ? pair - args_.key_dim / 2 : pair;
@@ -424,7 +483,7 @@ class TokenAttention {
     }
   }
 
-  /// Widens the codes of the team's block in place, but for the row of the new key: sixteen lanes
+  /// Widens the codes of the team's block in place, but for the rows of new keys: sixteen lanes
   /// have a row, which they read before they write, and a warp of two has two of every four rows.
   MARLIN_DEVICE void Widen(int block) const {
     const int unit = lane_ & 15;
@@ -433,7 +492,7 @@ class TokenAttention {
       const int row = (i >> 1) * 4 + (warp_ & 1) * 2 + (lane_ >> 4);
       const bool is_value = (i & 1) != 0;
       const int features = is_value ? args_.value_dim : args_.key_dim;
-      const bool mine = 8 * unit < features && block * kWarpKeys + row != Position();
+      const bool mine = 8 * unit < features && !IsNew(block * kWarpKeys + row);
       const uint32_t to = Row(Team(), row, is_value);
       uint2 codes = {0, 0};
       if (mine) codes = LoadShared8(to + features + 8 * unit);
@@ -453,7 +512,7 @@ class TokenAttention {
         SyncTeam();
         Widen(block);
       }
-      if (OfTeam() == 0 && block == Position() / kWarpKeys) InsertFresh();
+      InsertNew(block);
       SyncTeam();
       softmax.Add(Row(Team(), 0, false), Row(Team(), 0, true) + part, block * kWarpKeys, [&](int) {
         return KeySpan{Part().first_key, Position() + 1};
@@ -463,7 +522,7 @@ class TokenAttention {
       const int next = block + kTeams;
       if (OfTeam() > 1) continue;
       Request(next, Team(), OfTeam() * 32 + lane_,
-              FindPage(args_, layer_.cache_group, next * kWarpKeys));
+              FindPage<kForm>(args_, layer_.cache_group, next * kWarpKeys));
     }
     softmax.SumLanes();
   }
@@ -594,17 +653,12 @@ class TokenAttention {
                   tag);
     }
   }
-
-  const PersistentArguments& args_;
-  const PersistentLayer& layer_;
-  const ProjectedWords projected_;
-  int lane_;
-  int warp_;
 };
 
 /// The threads that copy the first keys of every layer, `thread` of kKeyCopiers: from when its
 /// projections begin, at which time all tiles of the layer before have been multiplied; with
 /// several rows when they have been multiplied too.
+template <PersistentForm kForm>
 MARLIN_DEVICE void CopyKeys(const PersistentArguments& args, int thread) {
   const LayerBarrier allowed = args.rows > 1 ? LayerBarrier::kKeysAllowed : AllowedOf(Phase::kOut);
 #pragma unroll 1
@@ -612,7 +666,7 @@ MARLIN_DEVICE void CopyKeys(const PersistentArguments& args, int thread) {
     AwaitLayer(args, allowed, layer);
     AwaitLayer(args, LayerBarrier::kLayer, layer);
     const PersistentLayer& of_keys = Tables{args}.LayerOf(layer);
-    TokenAttention<false>(args, of_keys, {of_keys.gemms[0], 1, nullptr, 0}).RequestFirst(thread);
+    TokenAttention<kForm>(args, of_keys, {of_keys.gemms[0], 1, nullptr, 0}).RequestFirst(thread);
   }
 }
 

@@ -20,8 +20,34 @@ MARLIN_DEVICE void FindKeys(const PersistentArguments& args, int teams) {
   }
 }
 
+/// The rows' sequences.
+MARLIN_DEVICE SequencesView SequencesOfRows(const PersistentArguments& args) {
+  return {args.position, args.first_rows, nullptr, args.rows, args.sequences, 0};
+}
+
+/// The CTA's row with its sequence, and the new keys among the CTA's keys: those of the sequence's
+/// rows up to the CTA's, whose positions are one after another. Called by one thread.
+MARLIN_DEVICE void FindNewKeys(const PersistentArguments& args, int row) {
+  PersistentScratch& scratch = Tables{args}.Scratch();
+  RowsScratch& rows = RowsOf(args);
+  const SequencesView sequences = SequencesOfRows(args);
+  scratch.sequence = SequenceOf(sequences, row);
+  rows.row = row;
+  rows.earlier = max(row - FirstRow(sequences, scratch.sequence), 0);
+  for (int group = 0; group < kMostCacheGroups; ++group) {
+    if (!HasKeys(args, group)) continue;
+    const AttentionPart& part = scratch.attention[group];
+    const int least = max(part.first_key, part.first_block * kWarpKeys);
+    // The position may be any number.
+    rows.new_keys[group] = {max(max(scratch.position, 0) - rows.earlier, least),
+                            min(scratch.position, part.end_block * kWarpKeys - 1) + 1};
+  }
+}
+
 /// The pages of the CTA's first keys and of the new one.
-MARLIN_DEVICE void FindFirstPages(const PersistentArguments& args, int teams) {
+template <PersistentForm kForm>
+MARLIN_DEVICE void FindFirstPages(const PersistentArguments& args) {
+  constexpr int teams = TeamsOf(kForm == PersistentForm::kHybrid);
   const auto thread = static_cast<int>(threadIdx.x);
   if (thread > teams) return;
   PersistentScratch& scratch = Tables{args}.Scratch();
@@ -30,7 +56,7 @@ MARLIN_DEVICE void FindFirstPages(const PersistentArguments& args, int teams) {
     AttentionPart& part = scratch.attention[group];
     const int block = thread < teams ? part.first_block + thread : scratch.position / kWarpKeys;
     if (block < part.first_block || block >= part.end_block) continue;
-    uint8_t* const page = FindPage(args, group, block * kWarpKeys);
+    uint8_t* const page = FindPage<kForm>(args, group, block * kWarpKeys);
     if (thread < teams) {
       part.pages[thread] = page;
     } else {
@@ -53,9 +79,34 @@ MARLIN_DEVICE void CheckPosition(const PersistentArguments& args, int position) 
   }
 }
 
+/// The part of BeginTables for rows of one sequence: records positions that do not follow each
+/// other, and finds the rotations of the rows before the CTA's, after those of its own. Called by
+/// all threads that compute, after FindNewKeys.
+MARLIN_DEVICE void BeginRows(const PersistentArguments& args) {
+  const auto thread = static_cast<int>(threadIdx.x);
+  if (blockIdx.x == 0) {
+    const SequencesView sequences = SequencesOfRows(args);
+    CheckFirstRows(sequences, args.errors);
+    const int sequence = thread < args.rows ? SequenceOf(sequences, thread) : 0;
+    // A sequence that begins after its row is recorded above.
+    if (thread < args.rows && FirstRow(sequences, sequence) <= thread) {
+      CheckPosition(sequences, sequence, thread, args.errors);
+    }
+  }
+  auto* const rotations = reinterpret_cast<float2*>(Memory() + args.shared.rotations);
+  const int position = Tables{args}.Scratch().position;
+  for (int i = args.pairs + thread; i < (RowsOf(args).earlier + 1) * args.pairs;
+       i += kPersistentThreads) {
+    const int back = QuotientOf(i, args.pairs);
+    RotationOf(args.frequencies[i - back * args.pairs], int64_t{position} - back,
+               args.rotary_factor, &rotations[i].x, &rotations[i].y);
+  }
+}
+
 /// The rotations of the CTA's position, its schedules, and, after FindKeys, the pages of its keys.
 /// Called by all threads that compute; others may read everything then.
-MARLIN_DEVICE void BeginTables(const PersistentArguments& args, int teams) {
+template <PersistentForm kForm>
+MARLIN_DEVICE void BeginTables(const PersistentArguments& args) {
   const auto thread = static_cast<int>(threadIdx.x);
   auto* const rotations = reinterpret_cast<float2*>(Memory() + args.shared.rotations);
   const int position = Tables{args}.Scratch().position;
@@ -71,7 +122,7 @@ MARLIN_DEVICE void BeginTables(const PersistentArguments& args, int teams) {
   }
   WaitForAllCopies();
   SyncFirst<kPersistentThreads>();
-  FindFirstPages(args, teams);
+  FindFirstPages<kForm>(args);
   SyncFirst<kPersistentThreads>();
 }
 

@@ -423,7 +423,7 @@ MARLIN_DEVICE void PrepareMixed(const PersistentArguments& args, int phase, uint
   const DeltaRow delta(args, layer);
   if (attends) {
     uint32_t* const parts = own.words + args.exchange.attention;
-    TokenAttention<true> attention(args, layer, projected);
+    TokenAttention<PersistentForm::kHybrid> attention(args, layer, projected);
     attention.Run(parts, mixed, index, own.tag);
     SyncFirst<kPersistentThreads>();
     attention.Combine(parts, mixed, own.tag);
@@ -470,7 +470,8 @@ MARLIN_DEVICE void CopyMixers(const PersistentArguments& args, int thread) {
     AwaitLayer(args, LayerBarrier::kLayer, index);
     const PersistentLayer& layer = Tables{args}.LayerOf(index);
     if (layer.attends != 0) {
-      TokenAttention<true>(args, layer, {layer.gemms[0], 1, nullptr, 0}).RequestFirst(thread);
+      TokenAttention<PersistentForm::kHybrid>(args, layer, {layer.gemms[0], 1, nullptr, 0})
+          .RequestFirst(thread);
     } else {
       DeltaRow(args, layer).Request(thread);
     }

@@ -58,7 +58,7 @@ class PersistentBlock {
       Scratch().ids[thread_] = thread_ == args_.router.top_k ? args_.router.experts : 0;
     }
     if (thread_ == 0) FindParts();
-    BeginTables(args_, kTeams);
+    BeginTables<kForm>(args_);
   }
 
   /// Runs all layers, and stores the residual. Every part is called from one place: code that is
@@ -107,8 +107,8 @@ class PersistentBlock {
       if (normalizes) StoreNormFactor(phase);
       ring_.Begin(phase);
       // A norm needs all k.
-      MultiplyPhase<kKind, kHybrid ? PersistentForm::kHybrid : PersistentForm::kToken>(
-          args_, phase, start, normalizes ? 0 : start.schedule->first_k_tile, ring_);
+      MultiplyPhase<kKind, kForm>(args_, phase, start,
+                                  normalizes ? 0 : start.schedule->first_k_tile, ring_);
       // The hybrid kernel lacks registers for it earlier.
       if constexpr (kHybrid) published = FindPublished(phase, *start.schedule);
       if (which == Phase::kGates && routes) UseChosen(phase, *start.schedule, published);
@@ -119,6 +119,8 @@ class PersistentBlock {
   }
 
  private:
+  static constexpr PersistentForm kForm =
+      kHybrid ? PersistentForm::kHybrid : PersistentForm::kToken;
   static constexpr int kTeams = TeamsOf(kHybrid);
 
   /// What comes after the last phase: the residual, or the projections of the last layer.
@@ -165,7 +167,7 @@ class PersistentBlock {
     const auto block = static_cast<int>(blockIdx.x);
     PersistentScratch& scratch = Scratch();
     const auto blocks = static_cast<int>(gridDim.x);
-    scratch.row = 0;
+    scratch.sequence = 0;
     scratch.router_rows = max(args_.router.rows() - block + blocks - 1, 0) / blocks;
     if (kHybrid && args_.kv_heads == 0) return;
     scratch.kv_head = block / args_.attention_splits;
@@ -320,7 +322,7 @@ class PersistentBlock {
     SyncFirst<kPersistentThreads>();
     uint32_t* const words = Words(index);
     const uint32_t tag = Tag(index);
-    TokenAttention<false> attention(
+    TokenAttention<PersistentForm::kToken> attention(
         args_, layer,
         {layer.gemms[static_cast<int>(Phase::kQkv)], 1,
          words + args_.exchange.phases[static_cast<int>(Phase::kQkv)], tag});
@@ -523,7 +525,7 @@ MARLIN_DEVICE void RunCopiers(const PersistentArguments& args) {
     if constexpr (kForm == PersistentForm::kHybrid) {
       CopyMixers(args, thread - kFirstKeyCopier);
     } else {
-      CopyKeys(args, thread - kFirstKeyCopier);
+      CopyKeys<kForm>(args, thread - kFirstKeyCopier);
     }
   }
 }

@@ -33,7 +33,7 @@ inline constexpr int kMostRouterRows = 4;  ///< Per CTA.
 inline constexpr int kMostUnits = 16;      ///< Per phase and CTA: each output has a thread.
 
 /// The forms of the kernel: one token of attention layers; one of a model with gated delta nets; or
-/// the next tokens of several texts, whose rows are columns of the same MMAs.
+/// several next tokens of one or more texts, whose rows are columns of the same MMAs.
 enum class PersistentForm : uint8_t { kToken, kHybrid, kRows };
 inline constexpr int kMostPersistentRows = 8;
 /// Selected experts of all rows; units of a CTA, whose numbers have a byte.
@@ -177,7 +177,7 @@ struct alignas(16) PersistentLayer {
 struct CacheGroup {
   int window = 0;  ///< 0: none.
   void* slabs[kMostCacheSlabs] = {};
-  const int32_t* block_table = nullptr;  ///< [rows][blocks]
+  const int32_t* block_table = nullptr;  ///< [sequences][blocks]
   int blocks = 0;
   int slab_count = 0;
   uint32_t slab_pages = 1;
@@ -210,7 +210,7 @@ struct PersistentShared {
   int experts = 0;    ///< PersistentExpert [experts]
   int schedules = 0;  ///< The CTA's.
   int logits = 0;     ///< f32 [experts]
-  int rotations = 0;  ///< float2 [pairs]
+  int rotations = 0;  ///< float2 [rows][pairs]: the CTA's row, then the ones before it.
   int scratch = 0;    ///< PersistentScratch
   int rows = 0;       ///< RowsScratch
   int barriers = 0;   ///< The rings', [full, empty][warps][slots], then LayerBarriers.
@@ -223,7 +223,7 @@ struct PersistentShared {
   int kept = 0;        ///< f32 [kDeltaConvWidth - 1][channels]: the next row's earlier inputs.
   // In the same memory as the GEMMs' parts, attention:
   int queries = 0;  ///< bf16, two terms of kMostGroupHeads rows.
-  int fresh = 0;    ///< bf16, the new key and value.
+  int fresh = 0;    ///< bf16 [rows], as `rotations`: new keys and values.
   int inputs = 0;   ///< Or DeltaInputs.
   int ring = 0;     ///< [slots][warps]
   int keys = 0;     ///< Stages of keys and values, then sums of the warps: in upper slots.
@@ -285,15 +285,24 @@ struct PersistentScratch {
   int32_t ids[kMostTasks];    ///< The selected experts; of several rows, each once.
   float weights[kMostTasks];  ///< With several rows, [rows][kMostChosenExperts].
   int router_rows;            ///< Rows of the router that the CTA has.
-  int row;                    ///< Whose attention the CTA has a part of.
+  int sequence;               ///< The CTA's in attention: its row of the block tables.
   int kv_head;                ///< The CTA's; kv_heads: it has no part in attention.
   int split;                  ///< The CTA's part of the KV head's keys.
   int head;                   ///< Whose features the CTA merges first.
   int head_kv_head;           ///< Its KV head.
 };
 
+/// New keys, which are not read from the cache: positions.
+struct NewKeys {
+  int first;
+  int end;
+};
+
 /// The same, of several rows.
 struct RowsScratch {
+  int row;      ///< Whose attention the CTA has a part of.
+  int earlier;  ///< Rows before it of the same sequence: new tokens that it sees.
+  NewKeys new_keys[kMostCacheGroups];  ///< That the row sees and the CTA has.
   float factors[kMostPersistentRows];  ///< The norm's.
   float dots[kMostRouterRows][kMostPersistentRows][kPersistentWarps];
   int active_splits[kMostCacheGroups][kMostPersistentRows];  ///< As AttentionPart's.
@@ -424,6 +433,9 @@ struct PersistentArguments {
   const int32_t* position = nullptr;  ///< [rows]
   CacheGroup groups[kMostCacheGroups];
   ErrorView errors;
+  // With several rows, whose sequences may have several each:
+  const int32_t* first_rows = nullptr;  ///< [sequences + 1]
+  int sequences = 0;
 };
 static_assert(sizeof(PersistentArguments) < 4000, "kernel parameters have 4 KB");
 

@@ -487,7 +487,7 @@ void TakeTables(int blocks, Offsets* shared, PersistentArguments* args) {
   at.schedules = shared->Take(args->schedule_bytes);
   // With several rows, the masks of the experts come after all logits.
   at.logits = shared->Take((rows > 1 ? rows + 1 : 1) * experts * 4);
-  at.rotations = shared->Take(int64_t{args->pairs} * 8);
+  at.rotations = shared->Take(rows * args->pairs * 8);
   at.scratch = shared->Take(sizeof(PersistentScratch));
   if (rows > 1) at.rows = shared->Take(sizeof(RowsScratch));
   at.barriers = shared->Take((2 * kPersistentWarps * kMostSlots + kLayerBarriers) * 8);
@@ -554,7 +554,7 @@ bool LayOutRows(const LargestLayer& most, int blocks, int shared_bytes, Persiste
   at.sums = shared.Take(std::max((most.units + kPersistentWarps) * rows * kRowSumFloats * 4,
                                  experts * 2 * int64_t{sizeof(double)}));
   at.queries = attention.Take(int64_t{2} * kMostGroupHeads * key_row);
-  at.fresh = attention.Take((args->key_dim + args->value_dim) * 2);
+  at.fresh = attention.Take(rows * (args->key_dim + args->value_dim) * 2);
   at.keys = attention.Take(
       std::max(kMostTeams * kKeysOfStage * (key_row + value_row),
                (kMostTeams * args->group * (2 + args->value_dim + kMergePadding) + 4) * 4));

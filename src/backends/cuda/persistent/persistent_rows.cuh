@@ -1,9 +1,11 @@
-// Decode of the next tokens of two to eight texts by one launch: the persistent kernel with rows.
+// Decode of two to eight next tokens of one or more texts by one launch: the persistent kernel with
+// rows.
 //
 //   As with one token (persistent_kernel.cuh), except what rows make more expensive or possible:
 //
 //   - The rows are columns of the MMAs, so weights are read once. Attention has a part of the keys
-//     of one row and one KV head for each CTA.
+//     of one row and one KV head for each CTA; of rows of one sequence see
+//     persistent_attention.cuh.
 //   - A strip of 32 features of the residual has an owner. It adds the partial sums of a block, of
 //     which there may be many, and publishes the strip times the norm's weights: every CTA adding
 //     all sums of all rows would take more of L2 than it has.
@@ -44,7 +46,8 @@ class PersistentRows : private RowsPart {
           PartOf(args_, group, args_.position[row], kMostTeams).active_splits;
     }
     RowsResidual(args_).Read();
-    BeginTables(args_, kMostTeams);
+    BeginRows(args_);
+    BeginTables<PersistentForm::kRows>(args_);
   }
 
   /// Runs all layers, and stores the residual.
@@ -96,11 +99,12 @@ class PersistentRows : private RowsPart {
     scratch.router_rows = max(args_.router.rows() - block + blocks - 1, 0) / blocks;
     const int part = block / args_.attention_splits;
     const bool attends = part < args_.rows * args_.kv_heads;
-    scratch.row = attends ? part / args_.kv_heads : 0;
-    scratch.kv_head = attends ? part - scratch.row * args_.kv_heads : args_.kv_heads;
+    const int row = attends ? part / args_.kv_heads : 0;
+    scratch.kv_head = attends ? part - row * args_.kv_heads : args_.kv_heads;
     scratch.split = block - part * args_.attention_splits;
-    scratch.position = args_.position[scratch.row];
+    scratch.position = args_.position[row];
     FindKeys(args_, kMostTeams);
+    FindNewKeys(args_, row);
   }
 
   /// Says that this CTA has read everything of the previous layer.
@@ -145,11 +149,11 @@ class PersistentRows : private RowsPart {
     uint32_t* const words = Words(index);
     const uint32_t tag = Tag(index);
     const PhaseGemm& inputs = layer.gemms[static_cast<int>(Phase::kQkv)];
-    const int row = Scratch().row;
+    const int row = Rows().row;
     uint32_t* const parts = words + args_.exchange.attention;
     uint32_t* const mixed = words + args_.exchange.mixed;
     const int features = args_.heads * args_.value_dim;
-    TokenAttention<false> attention(
+    TokenAttention<PersistentForm::kRows> attention(
         args_, layer,
         {inputs, args_.rows,
          words + args_.exchange.phases[static_cast<int>(Phase::kQkv)] + row * inputs.columns, tag});

@@ -59,10 +59,11 @@ class PersistentSteps final : public FusedOperations {
     return Check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   }
 
-  /// The rows are the next tokens of as many sequences.
+  /// The rows are next tokens, one of a sequence or several.
   bool Takes(const StepValues& values) const override {
     const int64_t rows = values.rows();
-    if (Find(rows) == nullptr || values.first_rows.dim(0) != rows + 1) return false;
+    const int64_t sequences = values.first_rows.dim(0) - 1;
+    if (Find(rows) == nullptr || sequences < 1 || sequences > rows) return false;
     const DType mixed = values.mixed.dtype();
     if (mixed != DType::kBf16 && mixed != DType::kF32) return false;
     return values.pages.size() <= kMostCacheGroups &&
@@ -80,6 +81,8 @@ class PersistentSteps final : public FusedOperations {
     args.clock = args.words + 2 * args.exchange.words;
     args.hidden = values.hidden.As<float>();
     args.position = values.positions.As<int32_t>();
+    args.first_rows = values.first_rows.As<int32_t>();
+    args.sequences = static_cast<int>(values.first_rows.dim(0)) - 1;
     // In several steps of one recording a row that has ended changes no state.
     args.moves =
         values.advance.tokens.empty() ? args.position : values.advance.state_rows.As<int32_t>();

@@ -13,7 +13,7 @@ namespace marlin::cuda {
 
 /// Fuses the layers that `operations` begins with, up to the head of the model, if the persistent
 /// kernel runs all of them; if not, the run is empty and says why (SupportsLayer,
-/// PersistentDescription). The run takes steps of one row. `device` and `errors` outlive it.
+/// PersistentDescription). The run takes steps of a few rows. `device` and `errors` outlive it.
 /// Precondition: `operations` is not empty. Errors: kOutOfMemory, kDeviceLost.
 Result<FusedRun> FusePersistent(const std::shared_ptr<DeviceHandle>& device,
                                 const ValueErrors& errors, const DeviceShape& shape,

@@ -7,7 +7,9 @@
 #include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -237,6 +239,53 @@ class PersistentOnGpu : public ::testing::TestWithParam<Case> {
     return logits;
   }
 
+  /// The logits of `counts` next tokens of texts of different lengths, in every pass, for `passes`
+  /// passes: [passes, all counts, vocab]. `together`: in one call, otherwise a token in each.
+  static std::vector<float> DecodeGroups(const Model& model, const std::vector<int>& counts,
+                                         int passes, bool together) {
+    constexpr int kLengths[] = {300, 57, 1500};
+    const int rows = std::accumulate(counts.begin(), counts.end(), 0);
+    std::vector<std::vector<int32_t>> texts;
+    std::vector<Sequence> sequences;
+    for (size_t i = 0; i < counts.size(); ++i) {
+      std::vector<int32_t>& text =
+          texts.emplace_back(static_cast<size_t>(kLengths[i] + passes * counts[i]));
+      for (size_t at = 0; at < text.size(); ++at) {
+        text[at] = static_cast<int32_t>((at * at * 31 + at * 17 + 5 + i * 11) % kVocab);
+      }
+      sequences.push_back(*model.NewSequence());
+      std::vector<float> logits(kVocab);
+      Feed(model, {{&sequences[i], std::span(text).first(static_cast<size_t>(kLengths[i]))}},
+           logits);
+    }
+    std::vector<float> logits(static_cast<size_t>(passes * rows * kVocab));
+    auto next = [left = std::span(logits)](int count) mutable {
+      const auto found = left.first(static_cast<size_t>(count * kVocab));
+      left = left.subspan(found.size());
+      return found;
+    };
+    for (int pass = 0; pass < passes; ++pass) {
+      std::vector<SequenceInput> inputs;
+      for (size_t i = 0; i < counts.size(); ++i) {
+        const auto tokens = std::span(texts[i]).subspan(
+            static_cast<size_t>(kLengths[i] + pass * counts[i]), static_cast<size_t>(counts[i]));
+        inputs.push_back({&sequences[i], tokens, true});
+        for (size_t token = 0; !together && token < tokens.size(); ++token) {
+          Feed(model, {{&sequences[i], tokens.subspan(token, 1), true}}, next(1));
+        }
+      }
+      if (together) Feed(model, inputs, next(rows));
+    }
+    return logits;
+  }
+  static void Feed(const Model& model, const std::vector<SequenceInput>& inputs,
+                   std::span<float> logits) {
+    const int64_t rows = std::ssize(logits) / kVocab;
+    const Status status =
+        model.Forward(inputs, MutableTensorView(logits.data(), DType::kF32, {rows, kVocab}));
+    EXPECT_TRUE(status.ok()) << status.message();
+  }
+
   /// The same; of a model with states, at least 28 tokens, four at a time: an expert that is
   /// selected otherwise changes all later tokens of its part, but not the quartile.
   static std::vector<float> DecodeInParts(const Model& model, int prompt, int tokens) {
@@ -325,6 +374,41 @@ TEST_P(PersistentOnGpu, RowsAreAsNearToFp32AsTheOperations) {
     fmt::print("{} {} rows: {:.2e}, operations {:.2e}\n", GetParam().name, rows, distance,
                reference);
     EXPECT_EQ(DecodeTogether(persistent, rows, kTokens), mine);
+  }
+}
+
+/// Several next tokens of one text, or of some, as speculation verifies them.
+TEST_P(PersistentOnGpu, RowsOfOneTextAreAsNearToFp32AsTheOperations) {
+  if (GetParam().config.contains("linear_num_key_heads")) GTEST_SKIP() << "one row";
+  const Device with = Open(true);
+  const Device without = Open(false);
+  const Model persistent = Load(with);
+  const Model chain = Load(without);
+  const Model exact = Load(without, true);
+  const bool runs =
+      !GetParam().format.starts_with("nf") && !IsSparse() && HasPersistentKernel(with);
+  const bool has_experts =
+      GetParam().config.contains("num_experts") || GetParam().config.contains("num_local_experts");
+  for (const std::vector<int>& counts :
+       {std::vector<int>{2}, {3}, {1, 2}, {4, 1}, {3, 2, 1}, {8}}) {
+    SCOPED_TRACE(fmt::format("{} tokens", fmt::join(counts, ", ")));
+    // Positions on both sides of blocks of 16 keys, and of pages of 64.
+    constexpr int kPasses = 12;
+    const std::vector<float> wanted = DecodeGroups(exact, counts, kPasses, false);
+    const std::vector<float> mine = DecodeGroups(persistent, counts, kPasses, true);
+    const std::vector<float> others = DecodeGroups(chain, counts, kPasses, true);
+    const std::vector<float> singly = DecodeGroups(persistent, counts, kPasses, false);
+    const double reference = Distance(others, wanted);
+    const double distance = Distance(mine, wanted);
+    EXPECT_LT(distance, 1.5 * reference + 1e-3);
+    EXPECT_LT(Distance(mine, singly), 3 * reference + 2e-3);
+    const bool fuses = has_experts || std::accumulate(counts.begin(), counts.end(), 0) <= 3;
+    if (runs && fuses) {
+      EXPECT_NE(mine, others) << "the persistent kernel did not run";
+    }
+    fmt::print("{} {} tokens: {:.2e}, operations {:.2e}\n", GetParam().name,
+               fmt::join(counts, ", "), distance, reference);
+    EXPECT_EQ(DecodeGroups(persistent, counts, kPasses, true), mine);
   }
 }
 

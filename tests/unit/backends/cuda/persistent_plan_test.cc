@@ -272,6 +272,9 @@ TEST(PersistentPlan, RowsPartsOfMemoryDoNotOverlap) {
     EXPECT_GE(args->slots, 2);
     EXPECT_GE(args->shared.sums - args->shared.activations, rows * args->activation_stride);
     EXPECT_GE(args->shared.ring - args->shared.keys, 8 * 16 * (272 + 272));
+    // All rows may be of one sequence.
+    EXPECT_GE(args->shared.keys - args->shared.fresh, rows * (128 + 128) * 2);
+    EXPECT_GE(args->shared.scratch - args->shared.rotations, rows * 64 * 8);
     EXPECT_GE(args->activation_stride, schedules.span * kTileK * 2);
     EXPECT_EQ(args->exchange.phase_words[3],
               layers[0].gemms[3].splits * rows * layers[0].gemms[3].columns);
