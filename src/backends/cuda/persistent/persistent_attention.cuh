@@ -271,10 +271,19 @@ class TokenAttention : private PartOfAttention {
     FenceAsyncProxy();
   }
 
+  /// The parts of a KV head that every reader merges for itself (GatherMerged): reading so few of
+  /// them costs less than another exchange.
+  static constexpr int kMostMergedByReaders = kForm == PersistentForm::kToken ? 4 : 1;
+
+  MARLIN_DEVICE bool ReadersMerge() const {
+    return Part().active_splits > 1 && Part().active_splits <= kMostMergedByReaders;
+  }
+
   /// Merges the parts of this CTA's share of the heads' features: a warp has 32 features of a head.
   /// Where a KV head has one part, Run has published the result.
   MARLIN_DEVICE void Combine(const uint32_t* parts, uint32_t* mixed, uint32_t tag) const {
     if (Part().active_splits == 1) return;
+    if (ReadersMerge()) return PublishNoResults(mixed, tag);
     const PersistentScratch& scratch = Tables{args_}.Scratch();
 #pragma unroll 1
     for (int unit = blockIdx.x + warp_ * gridDim.x; unit < args_.heads * args_.value_dim / 32;
@@ -285,6 +294,33 @@ class TokenAttention : private PartOfAttention {
                   mixed, tag);
     }
   }
+  /// The merged result of a head's four features from `feature` on, of parts that ReadersMerge.
+  MARLIN_DEVICE float4 GatherMerged(const uint32_t* parts, int head, int feature,
+                                    uint32_t tag) const {
+    constexpr int kMost = kMostMergedByReaders;
+    const int kv_head = QuotientOf(head, args_.group);
+    const int words = PartWords();
+    const AwaitedQuads<2 * kMost> quads(
+        parts + kv_head * args_.attention_splits * words +
+            (head - kv_head * args_.group) * (args_.value_dim + 4),
+        tag, [&](int i) { return i / 2 * words + (i % 2 == 0 ? args_.value_dim : feature); },
+        [&](int i) { return i / 2 < Part().active_splits; });
+    SoftmaxPart merged;
+#pragma unroll
+    for (int i = 0; i < kMost; ++i) {
+      if (i < Part().active_splits) merged.largest = fmaxf(merged.largest, quads.Value(2 * i).x);
+    }
+#pragma unroll
+    for (int i = 0; i < kMost; ++i) {
+      if (i >= Part().active_splits) break;
+      const float4 known = quads.Value(2 * i);
+      const float factor = RescaleFactor(known.x, merged.largest);
+      merged.sum = __fmaf_rn(known.y, factor, merged.sum);
+      merged.AddValues(quads.Value(2 * i + 1), factor);
+    }
+    return Result(head, feature, merged);
+  }
+
   /// The same of all rows, from the first row's parts on; `active_splits`: every row's.
   MARLIN_DEVICE void CombineRows(const uint32_t* parts, const int* active_splits, uint32_t* mixed,
                                  uint32_t tag) const {
@@ -614,6 +650,16 @@ class TokenAttention : private PartOfAttention {
   MARLIN_DEVICE void PublishNothing(uint32_t* parts, uint32_t tag) const {
     for (int i = static_cast<int>(threadIdx.x); i < PartWords() / 4; i += kPersistentThreads) {
       PublishQuad(parts + 4 * i, {0.0f, 0.0f, 0.0f, 0.0f}, tag);
+    }
+  }
+
+  /// The same of this CTA's share of the results.
+  MARLIN_DEVICE void PublishNoResults(uint32_t* mixed, uint32_t tag) const {
+    for (int i = static_cast<int>(blockIdx.x) * kPersistentThreads +
+                 static_cast<int>(threadIdx.x);
+         i < args_.heads * args_.value_dim / 4;
+         i += static_cast<int>(gridDim.x) * kPersistentThreads) {
+      PublishQuad(mixed + 4 * i, {0.0f, 0.0f, 0.0f, 0.0f}, tag);
     }
   }
 

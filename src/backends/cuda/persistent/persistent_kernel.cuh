@@ -316,35 +316,55 @@ class PersistentBlock {
   }
 
   MARLIN_DEVICE void Attend(int phase) {
-    const PersistentLayer& layer = LayerOf(phase);
     const int index = phase / kPhases;
     // Attention takes the memory of the sums.
     SyncFirst<kPersistentThreads>();
-    uint32_t* const words = Words(index);
-    const uint32_t tag = Tag(index);
-    TokenAttention<PersistentForm::kToken> attention(
-        args_, layer,
-        {layer.gemms[static_cast<int>(Phase::kQkv)], 1,
-         words + args_.exchange.phases[static_cast<int>(Phase::kQkv)], tag});
-    attention.Run(words + args_.exchange.attention, words + args_.exchange.mixed, index, tag);
+    uint32_t* const parts = Words(index) + args_.exchange.attention;
+    uint32_t* const mixed = Words(index) + args_.exchange.mixed;
+    TokenAttention<kForm> attention = AttentionOf(phase);
+    attention.Run(parts, mixed, index, Tag(index));
     // Weights and activations take the memory of attention.
     SyncFirst<kPersistentThreads>();
-    attention.Combine(words + args_.exchange.attention, words + args_.exchange.mixed, tag);
+    attention.Combine(parts, mixed, Tag(index));
+  }
+
+  MARLIN_DEVICE TokenAttention<kForm> AttentionOf(int phase) const {
+    const PersistentLayer& layer = LayerOf(phase);
+    const int index = phase / kPhases;
+    return TokenAttention<kForm>(
+        args_, layer,
+        {layer.gemms[static_cast<int>(Phase::kQkv)], 1,
+         Words(index) + args_.exchange.phases[static_cast<int>(Phase::kQkv)], Tag(index)});
   }
 
   /// Gathers the results of attention that the CTA's units need.
   MARLIN_DEVICE void GatherMixed(int phase) {
     const int index = phase / kPhases;
-    const uint32_t* const words = Words(index) + args_.exchange.mixed;
+    const uint32_t* const words = Words(index);
     const Schedule& schedule = tables_.ScheduleOf(tables_.GemmOf(phase));
     const int quads = args_.heads * args_.value_dim / 4;
     const int first = schedule.first_k_tile * (kTileK / 4);
     const int end = schedule.end_k_tile * (kTileK / 4);
+    const TokenAttention<kForm> attention = AttentionOf(phase);
+    if (attention.ReadersMerge()) {
+#pragma unroll 1
+      for (int i = first + thread_; i < end; i += kPersistentThreads) {
+        float4 result = {0.0f, 0.0f, 0.0f, 0.0f};
+        if (i < quads) {
+          const int head = QuotientOf(4 * i, args_.value_dim);
+          result = attention.GatherMerged(words + args_.exchange.attention, head,
+                                          4 * i - head * args_.value_dim, Tag(index));
+        }
+        StoreActivations(args_, i - first, result);
+      }
+      return;
+    }
     constexpr int kAtOnce = 2;
 #pragma unroll 1
     for (int i = first + thread_; i < end; i += kAtOnce * kPersistentThreads) {
       const AwaitedQuads<kAtOnce> mixed(
-          words + 4 * i, Tag(index), [](int q) { return 4 * q * kPersistentThreads; },
+          words + args_.exchange.mixed + 4 * i, Tag(index),
+          [](int q) { return 4 * q * kPersistentThreads; },
           [&](int q) { return i + q * kPersistentThreads < min(quads, end); });
 #pragma unroll
       for (int q = 0; q < kAtOnce; ++q) {
