@@ -47,18 +47,22 @@ MARLIN_DEVICE float TimesSigmoid(float x, float y) {
   return kFast ? __fdividef(product, 1.0f + e) : product / (1.0f + e);
 }
 
+/// Activations, as numbered in gemm.h.
+inline constexpr int kSilu = 1;
+inline constexpr int kGeluTanh = 2;
+
+/// A tree of branches: a switch would be an indirect branch, which costs more than an activation.
 template <bool kFast = false>
 MARLIN_DEVICE float Activate(int activation, float x) {
-  switch (activation) {
-    case 1:  // kSilu
-      return TimesSigmoid<kFast>(x, x);
-    case 2:  // kGeluTanh: x (1 + tanh u) / 2 = x sigmoid(2 u)
-      return TimesSigmoid<kFast>(x, 1.59576912f * (x + 0.044715f * x * x * x));
-    case 3:  // kRelu; propagates NaN
-      return x < 0.0f ? 0.0f : x;
-    default:
-      return x;
+  if (activation < kGeluTanh) {
+    if (activation == kSilu) return TimesSigmoid<kFast>(x, x);
+    return x;
   }
+  if (activation == kGeluTanh) {
+    // x (1 + tanh u) / 2 = x sigmoid(2 u)
+    return TimesSigmoid<kFast>(x, 1.59576912f * (x + 0.044715f * x * x * x));
+  }
+  return x < 0.0f ? 0.0f : x;  // kRelu; propagates NaN
 }
 
 /// The gated activation of a gate and an up; kFast: as in TimesSigmoid.
@@ -71,13 +75,10 @@ MARLIN_DEVICE float GateProduct(const GateView& gate, float g, float u) {
   return TimesSigmoid<kFast>((u + 1.0f) * g, gate.alpha * g);
 }
 
-/// g = the gated activation of g and u, of several values: one branch for all, because a switch is
-/// an indirect branch, which costs more than an activation.
+/// g = the gated activation of g and u, of several values: one branch for all.
 template <bool kFast, int kCount>
 MARLIN_DEVICE void ReplaceByProducts(const GateView& gate, float (&g)[kCount],
                                      const float (&u)[kCount]) {
-  constexpr int kSilu = 1;
-  constexpr int kGeluTanh = 2;
   const auto replace = [&](const auto& product) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) g[i] = product(g[i], u[i]);
