@@ -170,8 +170,8 @@ MARLIN_DEVICE void RequestRow(uint32_t to, const uint8_t* from, int left, int by
   for (int at = 0; at < left; at += 64) CopyAsync16(to + at, from + at, bytes);
 }
 
-/// The attention of a CTA in a layer.
-template <bool kHybrid>
+/// The attention of a CTA in a layer. `kDealsTeams`: teams have the arguments' number of warps.
+template <bool kHybrid, bool kDealsTeams = false>
 class TokenAttention {
  public:
   MARLIN_DEVICE TokenAttention(const PersistentArguments& args, const PersistentLayer& layer,
@@ -186,7 +186,7 @@ class TokenAttention {
   /// by the copying threads, `thread` of kKeyCopiers.
   MARLIN_DEVICE void RequestFirst(int thread) const {
 #pragma unroll 1
-    for (int team = 0; team < kTeams; ++team) {
+    for (int team = 0; team < Teams(); ++team) {
       const int block = Part().first_block + team;
       if (block >= Part().end_block) break;
       Request(block, team, thread, Part().pages[team]);
@@ -209,7 +209,7 @@ class TokenAttention {
     const uint32_t queries = SharedAddress(Memory()) + args_.shared.queries;
     const WarpOperands operands = {queries, queries + kMostGroupHeads * KeyRow(), KeyRow(),
                                    ValueRow()};
-    WarpSoftmax<kTiles> softmax(operands, args_.key_dim, args_.value_dim / kTeamWarps, args_.scale);
+    WarpSoftmax<kTiles> softmax(operands, args_.key_dim, WarpFeatures(), args_.scale);
     AddKeys(index, softmax);
     SyncFirst<kPersistentThreads>();
     StoreSums(softmax);
@@ -256,15 +256,20 @@ class TokenAttention {
   }
   MARLIN_DEVICE int Position() const { return Tables{args_}.Scratch().position; }
   MARLIN_DEVICE bool HasCodes() const { return args_.cache_bytes == 1; }
-  static constexpr int kTeams = TeamsOf(kHybrid);
-  static constexpr int kTeamWarps = kPersistentWarps / kTeams;
+  static constexpr int kLeastWarpsLog2 = TeamWarpsLog2(kHybrid);
+  static constexpr int kTeams = kPersistentWarps >> kLeastWarpsLog2;  ///< At most.
   static constexpr int kMostFeatures = kHybrid ? kMostHybridFeatures : kMostHeadFeatures;
-  static constexpr int kTiles = kMostFeatures / 16 / kTeamWarps;  ///< Value tiles of a warp.
+  static constexpr int kTiles = kMostFeatures / 16 >> kLeastWarpsLog2;  ///< Of values, a warp's.
   static constexpr int kQuads = kMostFeatures / 128;  ///< A lane has of a head's features.
 
-  MARLIN_DEVICE int Team() const { return warp_ / kTeamWarps; }
+  MARLIN_DEVICE int WarpsLog2() const {
+    return kDealsTeams ? args_.team_warps_log2 : kLeastWarpsLog2;
+  }
+  MARLIN_DEVICE int Teams() const { return kPersistentWarps >> WarpsLog2(); }
+  MARLIN_DEVICE int Team() const { return warp_ >> WarpsLog2(); }
   /// The warp's part of the value features.
-  MARLIN_DEVICE int OfTeam() const { return warp_ % kTeamWarps; }
+  MARLIN_DEVICE int OfTeam() const { return warp_ & ((1 << WarpsLog2()) - 1); }
+  MARLIN_DEVICE int WarpFeatures() const { return args_.value_dim >> WarpsLog2(); }
   MARLIN_DEVICE int KvHead() const { return Tables{args_}.Scratch().kv_head; }
 
   MARLIN_DEVICE int KeyRow() const { return SharedRowBytes(args_.key_dim); }
@@ -408,7 +413,11 @@ class TokenAttention {
 
   /// A barrier of the warps of a team.
   MARLIN_DEVICE void SyncTeam() const {
-    asm volatile("bar.sync %0, %1;" ::"r"(Team() + 1), "n"(32 * kTeamWarps) : "memory");
+    if constexpr (kDealsTeams) {
+      asm volatile("bar.sync %0, %1;" ::"r"(Team() + 1), "r"(32 << WarpsLog2()) : "memory");
+    } else {
+      asm volatile("bar.sync %0, %1;" ::"r"(Team() + 1), "n"(32 << kLeastWarpsLog2) : "memory");
+    }
   }
 
   /// Puts the new key and value in their rows of the stage. Called by one warp.
@@ -426,6 +435,7 @@ class TokenAttention {
 
   /// Widens the codes of the team's block in place, but for the row of the new key: sixteen lanes
   /// have a row, which they read before they write, and a warp of two has two of every four rows.
+  /// Called by the first two warps of the team.
   MARLIN_DEVICE void Widen(int block) const {
     const int unit = lane_ & 15;
 #pragma unroll 1
@@ -445,22 +455,22 @@ class TokenAttention {
   template <typename Softmax>
   MARLIN_DEVICE void AddKeys(int index, Softmax& softmax) const {
     AwaitLayer(args_, LayerBarrier::kKeys, index);
-    const uint32_t part = static_cast<uint32_t>(OfTeam()) * (2 * args_.value_dim / kTeamWarps);
+    const uint32_t part = static_cast<uint32_t>(OfTeam()) * (2 * WarpFeatures());
 #pragma unroll 1
-    for (int block = Part().first_block + Team(); block < Part().end_block; block += kTeams) {
+    for (int block = Part().first_block + Team(); block < Part().end_block; block += Teams()) {
       WaitForAllCopies();
       if (!kHybrid && HasCodes()) {
         SyncTeam();
-        Widen(block);
+        if (!kDealsTeams || OfTeam() < 2) Widen(block);
       }
       if (OfTeam() == 0 && block == Position() / kWarpKeys) InsertFresh();
       SyncTeam();
       softmax.Add(Row(Team(), 0, false), Row(Team(), 0, true) + part, block * kWarpKeys, [&](int) {
         return KeySpan{Part().first_key, Position() + 1};
       });
-      if (block + kTeams >= Part().end_block) break;
+      if (block + Teams() >= Part().end_block) break;
       SyncTeam();
-      const int next = block + kTeams;
+      const int next = block + Teams();
       if (OfTeam() > 1) continue;
       Request(next, Team(), OfTeam() * 32 + lane_,
               FindPage(args_, layer_.cache_group, next * kWarpKeys));
@@ -468,20 +478,20 @@ class TokenAttention {
     softmax.SumLanes();
   }
 
-  /// Sums of the teams, in place of the keys: [kTeams][group] maxima, as many sums, then
+  /// Sums of the teams, in place of the keys: [Teams()][group] maxima, as many sums, then
   /// values.
   MARLIN_DEVICE float* Sums() const {
     return reinterpret_cast<float*>(Memory() + args_.shared.keys);
   }
-  MARLIN_DEVICE int ValuesAt() const { return (2 * kTeams * args_.group + 3) / 4 * 4; }
+  MARLIN_DEVICE int ValuesAt() const { return (2 * Teams() * args_.group + 3) / 4 * 4; }
   MARLIN_DEVICE int ValuesStride() const { return args_.value_dim + kMergePadding; }
 
   template <typename Softmax>
   MARLIN_DEVICE void StoreSums(const Softmax& softmax) const {
     float* const largest = Sums();
-    float* const sums = largest + kTeams * args_.group;
+    float* const sums = largest + Teams() * args_.group;
     float* const values = largest + ValuesAt();
-    const int first_feature = OfTeam() * args_.value_dim / kTeamWarps;
+    const int first_feature = OfTeam() * WarpFeatures();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int head = (lane_ >> 2) + 8 * half;
@@ -511,9 +521,9 @@ class TokenAttention {
   MARLIN_DEVICE void PublishMergedQuad(uint32_t* parts, uint32_t* mixed, int head, int quad,
                                        uint32_t tag) const {
     const float* const largest = Sums();
-    const float* const sums = largest + kTeams * args_.group;
+    const float* const sums = largest + Teams() * args_.group;
     const float* const values = largest + ValuesAt();
-    const int teams = min(Part().end_block - Part().first_block, kTeams);
+    const int teams = min(Part().end_block - Part().first_block, Teams());
     float factors[kTeams];
     SoftmaxPart merged;
 #pragma unroll
@@ -605,6 +615,7 @@ class TokenAttention {
 /// The threads that copy the first keys of every layer, `thread` of kKeyCopiers: from when its
 /// projections begin, at which time all tiles of the layer before have been multiplied; with
 /// several rows when they have been multiplied too.
+template <bool kDealsTeams>
 MARLIN_DEVICE void CopyKeys(const PersistentArguments& args, int thread) {
   const LayerBarrier allowed = args.rows > 1 ? LayerBarrier::kKeysAllowed : AllowedOf(Phase::kOut);
 #pragma unroll 1
@@ -612,7 +623,8 @@ MARLIN_DEVICE void CopyKeys(const PersistentArguments& args, int thread) {
     AwaitLayer(args, allowed, layer);
     AwaitLayer(args, LayerBarrier::kLayer, layer);
     const PersistentLayer& of_keys = Tables{args}.LayerOf(layer);
-    TokenAttention<false>(args, of_keys, {of_keys.gemms[0], 1, nullptr, 0}).RequestFirst(thread);
+    const ProjectedWords none = {of_keys.gemms[0], 1, nullptr, 0};
+    TokenAttention<false, kDealsTeams>(args, of_keys, none).RequestFirst(thread);
   }
 }
 

@@ -157,14 +157,14 @@ class TileWalk {
 
   MARLIN_HOST_DEVICE int unit() const { return unit_; }
   MARLIN_HOST_DEVICE int k_tile() const { return k_tile_; }
+  /// In the matrix of an expert that is not shared.
   MARLIN_HOST_DEVICE ScheduledTile Tile() const {
     const int side = of_copy_ >= gemm_.strips ? 1 : 0;
     const int segment = gemm_.segments > 1 ? k_tile_ * gemm_.segment_factor >> kSegmentBits : 0;
     const int selection = gemm_.segments > 1 ? segment : copy_;
-    const TileView& layout = selection == gemm_.shared_selection ? gemm_.shared : gemm_.weights;
     ScheduledTile tile;
     tile.offset =
-        static_cast<uint32_t>(TileOffset(layout, of_copy_ - side * gemm_.strips,
+        static_cast<uint32_t>(TileOffset(gemm_.weights, of_copy_ - side * gemm_.strips,
                                          k_tile_ - segment * gemm_.weights.tiles_of_strip) /
                               16);
     tile.k_tile = static_cast<uint16_t>(k_tile_);

@@ -38,13 +38,23 @@ PersistentArguments ShapeOf(const AttentionStep& step, int64_t hidden, Persisten
   return shape;
 }
 
-/// Sets the tiles of the shared expert. False if kernels read them in another way.
-bool JoinShared(const PhaseGemm& its, int selection, PhaseGemm* gemm) {
+PersistentExpert ExpertOf(const PhaseGemm& gates, const PhaseGemm& down) {
+  return {
+      gates.weights.tiles, gates.up_tiles,           down.weights.tiles,  gates.bias,
+      down.bias,           gates.weights.multiplier, gates.up_multiplier, down.weights.multiplier};
+}
+
+/// Sets the tiles of the shared expert, whose `parts` are the last selections. False if kernels
+/// read them in another way.
+bool JoinShared(const PhaseGemm& its, int selection, int parts, PhaseGemm* gemm) {
   TileView layout = its.weights;
   layout.tile_bytes = gemm->weights.tile_bytes;
   layout.groups_per_tile = gemm->weights.groups_per_tile;
+  layout.k = gemm->weights.k;
+  layout.n = gemm->weights.n;
   gemm->shared = its.weights;
   gemm->shared_selection = selection;
+  gemm->shared_parts = parts;
   gemm->use = std::max(gemm->use, its.use);
   return SameTiles(gemm->weights, layout) && gemm->sides == its.sides;
 }
@@ -89,7 +99,7 @@ Support PersistentDescription::AddLayer(const LayerSteps& steps, int64_t hidden)
     if (!support.ok()) return support;
   }
   shape_.features = static_cast<int>(hidden);
-  shape_.form = steps.hybrid ? PersistentForm::kHybrid : PersistentForm::kToken;
+  if (steps.hybrid) shape_.form = PersistentForm::kHybrid;
   PersistentLayer& layer = layers_.emplace_back();
   if (const Support support = AddMixer(steps, &layer); !support.ok()) return support;
   if (steps.attention != nullptr) AddAttention(steps, &layer);
@@ -268,7 +278,7 @@ Support PersistentDescription::AddMlp(const LayerSteps& steps, PersistentLayer* 
 Support PersistentDescription::SetRouter(const RouterOptions& options, const ExpertsStep& step) {
   PersistentRouter router;
   router.experts = static_cast<int>(step.experts.size());
-  router.shared = step.shared.gate_up.parts.empty() ? 0 : 1;
+  router.shared = SharedParts(step);
   router.shared_gated = step.shared_gate.parts.empty() ? 0 : 1;
   router.top_k = static_cast<int>(options.top_k);
   router.scoring = static_cast<int>(options.scoring);
@@ -279,6 +289,9 @@ Support PersistentDescription::SetRouter(const RouterOptions& options, const Exp
   router.least_sum = static_cast<double>(options.least_sum);
   router.scaling_factor = static_cast<double>(options.scaling_factor);
   if (routers_.empty()) shape_.router = router;
+  if (router.shared > 0 && shape_.form == PersistentForm::kToken) {
+    shape_.form = PersistentForm::kShared;
+  }
   if (shape_.router == router) return {};
   return {"another router than the layers before"};
 }
@@ -305,9 +318,7 @@ Support PersistentDescription::AddExperts(const LayerSteps& steps, PersistentLay
         down.use != its_down.use) {
       return {"experts in different tiles"};
     }
-    experts_.push_back({its_gates.weights.tiles, its_gates.up_tiles, its_down.weights.tiles,
-                        its_gates.bias, its_down.bias, its_gates.weights.multiplier,
-                        its_gates.up_multiplier, its_down.weights.multiplier});
+    experts_.push_back(ExpertOf(its_gates, its_down));
   }
   if (const Support support = AddShared(*steps.experts, &gates, &down); !support.ok()) {
     return support;
@@ -334,7 +345,8 @@ Support PersistentDescription::AddExperts(const LayerSteps& steps, PersistentLay
   return {};
 }
 
-/// The shared expert, the last of a layer's, whose tiles may have other groups than the others'.
+/// The parts of the shared expert, the last ones of a layer's experts, whose tiles may have other
+/// groups than the others'.
 Support PersistentDescription::AddShared(const ExpertsStep& step, PhaseGemm* gates,
                                          PhaseGemm* down) {
   if (shape_.router.shared == 0) return {};
@@ -344,12 +356,15 @@ Support PersistentDescription::AddShared(const ExpertsStep& step, PhaseGemm* gat
     return support;
   }
   const int selection = shape_.router.top_k;
-  if (!JoinShared(its_gates, selection, gates) || !JoinShared(its_down, selection, down)) {
+  const int parts = shape_.router.shared;
+  const bool fits = its_gates.weights.k == gates->weights.k && its_gates.n == parts * gates->n &&
+                    its_down.weights.k == parts * down->weights.k && its_down.n == down->n;
+  if (!fits || !JoinShared(its_gates, selection, parts, gates) ||
+      !JoinShared(its_down, selection, parts, down)) {
     return {"a shared expert in other tiles than the experts"};
   }
-  experts_.push_back({its_gates.weights.tiles, its_gates.up_tiles, its_down.weights.tiles,
-                      its_gates.bias, its_down.bias, its_gates.weights.multiplier,
-                      its_gates.up_multiplier, its_down.weights.multiplier});
+  // A schedule has the places of its parts' tiles, from the beginning of the matrices.
+  experts_.insert(experts_.end(), static_cast<size_t>(parts), ExpertOf(its_gates, its_down));
   return {};
 }
 

@@ -10,9 +10,9 @@
 //              then the top-k selection
 //     kDown    gated activation                                    the MLP block
 //
-//   In a hybrid model (PersistentKernels::Variant) kOut comes after attention or a gated delta
-//   net's row (persistent_delta.cuh). Attention may run elsewhere: then a run begins with kOut,
-//   whose inputs are in memory, or ends with kQkv, whose sums it stores.
+//   In a hybrid model (PersistentForm) kOut comes after attention or a gated delta net's row
+//   (persistent_delta.cuh). Attention may run elsewhere: then a run begins with kOut, whose inputs
+//   are in memory, or ends with kQkv, whose sums it stores.
 //
 //   Split-K has no reduction of its own: units publish partial sums, and readers add them in a
 //   fixed order, so a step's bits do not depend on timing. The residual and the selection are
@@ -42,7 +42,7 @@ MARLIN_DEVICE float Dot(const float4& y, const float4& r) {
 }
 
 /// A CTA of the kernel.
-template <bool kHybrid>
+template <PersistentForm kForm>
 class PersistentBlock {
  public:
   MARLIN_DEVICE explicit PersistentBlock(const PersistentArguments& args)
@@ -55,10 +55,11 @@ class PersistentBlock {
       residual[i] = reinterpret_cast<const float4*>(args_.hidden)[i];
     }
     if (thread_ < kMostChosenExperts) {
-      Scratch().ids[thread_] = thread_ == args_.router.top_k ? args_.router.experts : 0;
+      const int of_shared = thread_ - args_.router.top_k;
+      Scratch().ids[thread_] = of_shared < 0 ? 0 : args_.router.experts + of_shared;
     }
     if (thread_ == 0) FindParts();
-    BeginTables(args_, kTeams);
+    BeginTables(args_, Teams());
   }
 
   /// Runs all layers, and stores the residual. Every part is called from one place: code that is
@@ -103,8 +104,8 @@ class PersistentBlock {
       ring_.Begin(phase);
       const Schedule& schedule = tables_.ScheduleOf(tables_.GemmOf(phase));
       // A norm needs all k.
-      MultiplyPhase<kKind, kHybrid ? PersistentForm::kHybrid : PersistentForm::kToken>(
-          args_, phase, schedule, normalizes ? 0 : schedule.first_k_tile, ring_);
+      MultiplyPhase<kKind, kForm>(args_, phase, schedule, normalizes ? 0 : schedule.first_k_tile,
+                                  ring_);
       const Published published = FindPublished(phase, schedule);
       SyncFirst<kPersistentThreads>();
       Publish(phase, published, SumsOf(args_));
@@ -113,7 +114,12 @@ class PersistentBlock {
   }
 
  private:
-  static constexpr int kTeams = TeamsOf(kHybrid);
+  static constexpr bool kHybrid = kForm == PersistentForm::kHybrid;
+  static constexpr bool kDealsTeams = kForm == PersistentForm::kShared;
+
+  MARLIN_DEVICE int Teams() const {
+    return kPersistentWarps >> (kDealsTeams ? args_.team_warps_log2 : TeamWarpsLog2(kHybrid));
+  }
 
   /// Stores the residual, and advances the clocks.
   MARLIN_DEVICE void Finish() const {
@@ -156,7 +162,7 @@ class PersistentBlock {
     scratch.split = block - scratch.kv_head * args_.attention_splits;
     scratch.head = block * 32 / args_.value_dim;
     scratch.head_kv_head = scratch.head / args_.group;
-    FindKeys(args_, kTeams);
+    FindKeys(args_, Teams());
   }
 
   /// residual += the sums of the phase before.
@@ -244,8 +250,8 @@ class PersistentBlock {
     const bool awaits = thread_ < static_cast<int>(gridDim.x);
     const uint32_t* const others = Words(index) + args_.exchange.arrived + thread_;
     const uint32_t arrived = awaits ? PollWord(others) : 0;
-    const ExpertChoice<kHybrid> choice(args_, layer, Words(index) + args_.exchange.logits,
-                                       Tag(index));
+    const ExpertChoice<HasSharedExperts(kForm)> choice(
+        args_, layer, Words(index) + args_.exchange.logits, Tag(index));
     choice.PublishLogits();
     if constexpr (kHybrid) DeltaRow(args_, layer).StoreWindow();
     // Every CTA has read all of the layer before.
@@ -264,7 +270,7 @@ class PersistentBlock {
     SyncFirst<kPersistentThreads>();
     uint32_t* const words = Words(index);
     const uint32_t tag = Tag(index);
-    TokenAttention<false> attention(
+    TokenAttention<false, kDealsTeams> attention(
         args_, layer,
         {layer.gemms[static_cast<int>(Phase::kQkv)], 1,
          words + args_.exchange.phases[static_cast<int>(Phase::kQkv)], tag});
@@ -416,7 +422,7 @@ MARLIN_DEVICE void RunCopiers(const PersistentArguments& args) {
     if constexpr (kForm == PersistentForm::kHybrid) {
       CopyMixers(args, thread - kFirstKeyCopier);
     } else {
-      CopyKeys(args, thread - kFirstKeyCopier);
+      CopyKeys<kForm == PersistentForm::kShared>(args, thread - kFirstKeyCopier);
     }
   }
 }
@@ -426,7 +432,7 @@ __global__ void __launch_bounds__(kPersistentBlock, 1)
     PersistentKernel(const __grid_constant__ PersistentArguments args) {
   constexpr bool kHybrid = kForm == PersistentForm::kHybrid;
   using Block =
-      std::conditional_t<kForm == PersistentForm::kRows, PersistentRows, PersistentBlock<kHybrid>>;
+      std::conditional_t<kForm == PersistentForm::kRows, PersistentRows, PersistentBlock<kForm>>;
   if (threadIdx.x == 0) {
     PersistentScratch& scratch = Tables{args}.Scratch();
     scratch.clock = args.clock[0];
@@ -467,6 +473,8 @@ const void* PersistentKernels::Function(const Variant& variant) {
       return PersistentFunction<Tiles, PersistentForm::kHybrid>();
     case PersistentForm::kRows:
       return PersistentFunction<Tiles, PersistentForm::kRows>();
+    case PersistentForm::kShared:
+      return PersistentFunction<Tiles, PersistentForm::kShared>();
   }
   return nullptr;
 }

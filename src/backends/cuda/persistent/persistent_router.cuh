@@ -107,7 +107,7 @@ static __device__ __noinline__ void RouteAnyhow(const PersistentArguments& args,
 }
 
 /// The selection of a layer's experts. `logits`: the words of all of them.
-template <bool kHybrid>
+template <bool kShared>
 class ExpertChoice {
  public:
   MARLIN_DEVICE ExpertChoice(const PersistentArguments& args, const PersistentLayer& layer,
@@ -150,7 +150,7 @@ class ExpertChoice {
       }
       keys[e] = KeyOf(logit);
     }
-    if constexpr (kHybrid) WeighShared();
+    if constexpr (kShared) WeighShared();
     if (SyncFirstAny<kPersistentThreads>(!is_plain)) {
       RouteAnyhow(args_, layer_, keys, Scratch().ids, Scratch().weights);
     } else {
@@ -165,13 +165,13 @@ class ExpertChoice {
   MARLIN_DEVICE PersistentScratch& Scratch() const { return Tables{args_}.Scratch(); }
 
   MARLIN_DEVICE void WeighShared() const {
-    if (args_.router.shared == 0 || thread_ != 0) return;
+    if (thread_ >= args_.router.shared) return;
     float weight = 1.0f;
     if (args_.router.shared_gated != 0) {
       const uint32_t* const score = logits_ + args_.router.experts;
       weight = TimesSigmoid(1.0f, AwaitWord(score, PollWord(score), tag_));
     }
-    Scratch().weights[args_.router.top_k] = weight;
+    Scratch().weights[args_.router.top_k + thread_] = weight;
   }
 
   const PersistentArguments& args_;

@@ -267,8 +267,9 @@ std::optional<PersistentPlan> PlanOne(const PersistentDescription& model,
 int MostRows(const PersistentDescription& model) {
   constexpr int kMostDenseRows = 3;
   if (model.experts().empty()) return kMostDenseRows;
-  // Routers that do not select by logits alone take one row after another.
   const PersistentRouter& router = model.shape().router;
+  if (router.shared > 0) return 1;
+  // Routers that do not select by logits alone take one row after another.
   const bool by_logits = router.groups == 1 &&
                          router.scoring != static_cast<int>(RouterOptions::Scoring::kSigmoid) &&
                          std::ranges::all_of(model.layers(), [](const PersistentLayer& layer) {

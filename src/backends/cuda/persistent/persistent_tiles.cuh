@@ -48,9 +48,9 @@ struct Tables {
   }
 
   /// The layout of a tile of a phase.
-  template <bool kHybrid>
+  template <PersistentForm kForm>
   static MARLIN_DEVICE const TileView& LayoutOf(const PhaseGemm& gemm, const ScheduledTile& tile) {
-    if (kHybrid && tile.selection == gemm.shared_selection) return gemm.shared;
+    if (HasSharedExperts(kForm) && gemm.IsShared(tile.selection)) return gemm.shared;
     return gemm.weights;
   }
 
@@ -363,7 +363,7 @@ class TileCopier {
   MARLIN_DEVICE void Copy(int phase, const PhaseGemm& gemm, const ScheduledTile& tile,
                           bool is_low) {
     const uint8_t* const from = tables_.Find(phase, tile);
-    const int bytes = Tables::LayoutOf<kHybrid>(gemm, tile).tile_bytes;
+    const int bytes = Tables::LayoutOf<kForm>(gemm, tile).tile_bytes;
     const SlotOrder::Use use = order_.Next(is_low, tables_.args.slots);
     Wait(ring_.Empty(use.slot), use.parity ^ 1);
     ArriveExpecting(ring_.Full(use.slot), bytes);
@@ -481,8 +481,7 @@ MARLIN_DEVICE void MultiplyTiles(const PersistentArguments& args, const PhaseGem
 #pragma unroll 1
     for (int number = warp; number < tiles; number += kPersistentWarps) {
       const ScheduledTile tile = TileAt(schedule, number);
-      multiply(tile.unit, tile.k_tile,
-               Tables::LayoutOf<kForm == PersistentForm::kHybrid>(gemm, tile));
+      multiply(tile.unit, tile.k_tile, Tables::LayoutOf<kForm>(gemm, tile));
     }
   }
   if (open >= 0) flush();
@@ -503,7 +502,10 @@ MARLIN_DEVICE void MultiplyPhase(const PersistentArguments& args, int phase,
   constexpr std::integral_constant<int, 0> kAnyGroups;
   constexpr std::integral_constant<int, 1> kOneGroup;
   constexpr std::integral_constant<int, 2> kTwoGroups;
-  const int same_groups = gemm.shared_selection < 0 ? gemm.weights.groups_per_tile : 0;
+  const bool all_same =
+      gemm.shared_selection < 0 ||
+      (HasSharedExperts(kForm) && gemm.shared.groups_per_tile == gemm.weights.groups_per_tile);
+  const int same_groups = all_same ? gemm.weights.groups_per_tile : 0;
   if (gemm.use == ParameterUse::kOneScale) {
     multiply(std::integral_constant<ParameterUse, ParameterUse::kOneScale>(), kAnyGroups);
   } else if (gemm.use == ParameterUse::kScales && same_groups == 2) {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -134,6 +135,65 @@ TEST(PersistentPlan, TheSharedExpertsTilesHaveTheirOwnPlaces) {
     }
     EXPECT_EQ(std::ranges::count_if(seen, [](const auto& tile) { return tile.first == 8; }),
               std::ssize(seen) / 9);
+  }
+}
+
+/// The place of a tile of a shared expert of `parts` parts in its matrix.
+int64_t SharedPlace(const PhaseGemm& gemm, int parts, const ScheduledTile& tile, int strip) {
+  const int part = tile.selection - gemm.shared_selection;
+  if (gemm.segments > 1) {
+    const int of_part = tile.k_tile % gemm.weights.tiles_of_strip;
+    return TileOffset(gemm.shared, strip, part * gemm.weights.tiles_of_strip + of_part);
+  }
+  const int width = gemm.sides == 2 ? gemm.strips : gemm.strips / 2;
+  const int side = strip / width;
+  const int of_side = part * width + strip % width;
+  return TileOffset(gemm.shared, side * parts * width + of_side, tile.k_tile);
+}
+
+TEST(PersistentPlan, AWideSharedExpertIsSeveralSelections) {
+  constexpr int kParts = 3;
+  constexpr int kInner = 256;
+  PhaseGemm two_sides = Gemm(kInner, 512, 2, 4 + kParts, 1, Phase::kGates);
+  PhaseGemm one_matrix = Gemm(2 * kInner, 512, 1, 4 + kParts, 1, Phase::kGates);
+  PhaseGemm downs = Gemm(512, kInner, 1, 1, 4 + kParts, Phase::kDown);
+  for (PhaseGemm* const gemm : {&two_sides, &one_matrix, &downs}) {
+    gemm->shared = gemm->weights;
+    gemm->shared.tile_bytes = 2176;
+    gemm->shared_selection = 4;
+    gemm->shared_parts = kParts;
+    if (gemm == &downs) {
+      gemm->shared.k *= kParts;
+      gemm->shared.tiles_of_strip *= kParts;
+    } else {
+      gemm->shared.n *= kParts;
+    }
+    std::set<std::pair<int, int64_t>> seen;
+    for (int block = 0; block < kBlocks; ++block) {
+      const BlockSchedule schedule = ScheduleBlock(*gemm, block, kBlocks);
+      for (const ScheduledTile& tile : schedule.tiles) {
+        if (!gemm->IsShared(tile.selection)) continue;
+        const ScheduledUnit& unit = schedule.units[tile.unit];
+        const int64_t offset = int64_t{tile.offset} * 16;
+        EXPECT_EQ(offset,
+                  SharedPlace(*gemm, kParts, tile, static_cast<int>(unit.output) / kStripOutputs));
+        EXPECT_LT(offset,
+                  int64_t{2176} * gemm->shared.n / kStripOutputs * gemm->shared.tiles_of_strip);
+        EXPECT_TRUE(seen.emplace(tile.side, offset).second);
+      }
+    }
+    // All of both sides' matrices.
+    EXPECT_EQ(std::ssize(seen),
+              gemm->sides * (gemm->shared.n / kStripOutputs) * gemm->shared.tiles_of_strip);
+  }
+}
+
+TEST(PersistentPlan, NoMoreUnitsThanABlockHasThreadsFor) {
+  // The dense layer of GLM-4.5-Air.
+  const PhaseGemm gemm = Gemm(10944, 4096, 2, 1, 1, Phase::kGates);
+  EXPECT_EQ(gemm.splits, 2);
+  for (int block = 0; block < kBlocks; ++block) {
+    EXPECT_LE(ScheduleBlock(gemm, block, kBlocks).header.units, kMostUnits);
   }
 }
 
@@ -278,6 +338,41 @@ TEST(PersistentPlan, RowsPartsOfMemoryDoNotOverlap) {
     EXPECT_LE(layers[0].gemms[3].splits, kMostRowSplits);
     EXPECT_GE(args->exchange.arrived - args->exchange.inputs[1], rows * (2048 + 64));
   }
+}
+
+/// A layer with a shared expert in a model of `features`, in form kShared.
+std::optional<PersistentArguments> LayOutShared(int features, int kv_heads, int head_dim) {
+  std::vector<PersistentLayer> layers(1);
+  layers[0].gemms[0] = Gemm(3 * kv_heads * head_dim, features);
+  layers[0].gemms[1] = Gemm(features, kv_heads * head_dim, 1, 1, 1, Phase::kOut);
+  layers[0].gemms[2] = Gemm(128, features, 2, 5, 1, Phase::kGates);
+  layers[0].gemms[3] = Gemm(features, 128, 1, 1, 5, Phase::kDown);
+  const Schedules schedules = ScheduleLayers(layers, kBlocks);
+  PersistentArguments shape;
+  shape.form = PersistentForm::kShared;
+  shape.features = features;
+  shape.heads = shape.kv_heads = kv_heads;
+  shape.key_dim = shape.value_dim = head_dim;
+  shape.pairs = head_dim / 2;
+  shape.router = {.experts = 16, .top_k = 4, .shared = 1};
+  return LayOutPersistent(shape, layers, schedules, kBlocks, kSharedBytes);
+}
+
+TEST(PersistentPlan, TeamsAreAsManyAsThereIsMemoryFor) {
+  const auto teams = [](int features, int head_dim) {
+    const auto args = LayOutShared(features, 16, head_dim);
+    if (!args.has_value()) return 0;
+    const int count = kPersistentWarps >> args->team_warps_log2;
+    EXPECT_LE(args->shared.keys + count * 16 * 2 * (2 * head_dim + 16), args->shared.bytes);
+    EXPECT_LE(args->shared.bytes, kSharedBytes);
+    EXPECT_GE(args->slots, kLowSlots);
+    return count;
+  };
+  EXPECT_EQ(teams(2048, 128), 8);
+  EXPECT_EQ(teams(5120, 128), 4);
+  EXPECT_EQ(teams(7168, 128), 2);
+  EXPECT_EQ(teams(8192, 128), 0);
+  EXPECT_EQ(teams(7168, 96), 0) << "features that teams of eight warps do not share evenly";
 }
 
 /// Whether the bytes of `values`, of which there may be none, begin at `data`.
@@ -468,8 +563,37 @@ TEST(PersistentPlan, SaysWhyItDoesNotRunExperts) {
   EXPECT_EQ(layer.RoutedReason(), "no RMS norm before a block");
   layer.route.norm = layer.project.norm;
   EXPECT_EQ(layer.RoutedReason(), "");
-  layer.experts.shared.gate_up.parts = {&router, 1};
-  EXPECT_EQ(layer.RoutedReason(), "shared experts");
+  layer.route.options.top_k = 12;
+  layer.experts.experts[0].down.in = 128;
+  ExpertsStep& experts = layer.experts;
+  experts.shared.gate_up.parts = {&router, 1};
+  experts.shared.down.in = 128;
+  EXPECT_EQ(layer.RoutedReason(), "");
+  EXPECT_EQ(SharedParts(experts), 1);
+  experts.shared.down.in = 512;
+  EXPECT_EQ(layer.RoutedReason(), "");
+  EXPECT_EQ(SharedParts(experts), 4);
+  experts.shared.down.in = 640;
+  EXPECT_EQ(layer.RoutedReason(), "17 experts for a token; supported: up to 16");
+  experts.shared.down.in = 192;
+  EXPECT_EQ(layer.RoutedReason(), "a shared expert of 192 features, not a multiple of the others'");
+  experts.shared.down.in = 64;
+  EXPECT_EQ(layer.RoutedReason(), "a shared expert of 64 features, not a multiple of the others'");
+  experts.experts[0].down.in = 64;
+  EXPECT_EQ(layer.RoutedReason(), "");
+  experts.shared.down.in = 128;
+  EXPECT_EQ(layer.RoutedReason(),
+            "experts of 64 features and a wider shared one; supported: multiples of 128");
+  experts.experts[0].down.in = experts.shared.down.in = 256;
+  experts.shared.down.bias = TensorView(layer.weight, DType::kF32, {4});
+  EXPECT_EQ(layer.RoutedReason(), "");
+  experts.shared.down.in = 512;
+  EXPECT_EQ(layer.RoutedReason(), "biases of a shared expert that is wider than the others");
+  experts.shared.down.bias = {};
+  experts.shared_gate.parts = {&router, 1};
+  EXPECT_EQ(layer.RoutedReason(), "");
+  experts.scales_inputs = true;
+  EXPECT_EQ(layer.RoutedReason(), "experts of scaled inputs");
 }
 
 TEST(PersistentPlan, SaysWhyItDoesNotRunAGatedDeltaNet) {
@@ -483,6 +607,7 @@ TEST(PersistentPlan, SaysWhyItDoesNotRunAGatedDeltaNet) {
   layer.route.options.top_k = 8;
   layer.experts.experts.resize(64);
   layer.experts.shared.gate_up.parts = {parts, 1};
+  layer.experts.shared.down.in = layer.experts.experts[0].down.in = 512;
   EXPECT_EQ(layer.DeltaReason(), "");
   const auto after = [&](const auto& change) {
     DenseLayer changed = layer;
