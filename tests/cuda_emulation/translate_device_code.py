@@ -81,10 +81,15 @@ def operands(section: str) -> list[str]:
 
 
 def main_instruction(text: str) -> str:
-    for line in text.replace("\\n", ";").replace("\\t", " ").split(";"):
-        line = line.strip().removeprefix("{").strip()
+    """The instruction of a statement. One whose predicate is an operand has a name with "if."."""
+    lines = [line.strip().removeprefix("{").strip()
+             for line in text.replace("\\n", ";").replace("\\t", " ").split(";")]
+    for line in lines:
         if line and not line.startswith(AROUND) and not line.endswith(":"):
             return line
+    for line in lines:
+        if line.startswith("@"):
+            return "if." + line.split(maxsplit=1)[1]
     return ""
 
 

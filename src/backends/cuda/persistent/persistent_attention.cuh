@@ -170,8 +170,9 @@ MARLIN_DEVICE void RequestRow(uint32_t to, const uint8_t* from, int left, int by
   for (int at = 0; at < left; at += 64) CopyAsync16(to + at, from + at, bytes);
 }
 
-/// The attention of a CTA in a layer. `kDealsTeams`: teams have the arguments' number of warps.
-template <bool kHybrid, bool kDealsTeams = false>
+/// The attention of a CTA in a layer. `kGeneral`: teams have the arguments' number of warps, and
+/// norms may come after RoPE.
+template <bool kHybrid, bool kGeneral = false>
 class TokenAttention {
  public:
   MARLIN_DEVICE TokenAttention(const PersistentArguments& args, const PersistentLayer& layer,
@@ -262,9 +263,7 @@ class TokenAttention {
   static constexpr int kTiles = kMostFeatures / 16 >> kLeastWarpsLog2;  ///< Of values, a warp's.
   static constexpr int kQuads = kMostFeatures / 128;  ///< A lane has of a head's features.
 
-  MARLIN_DEVICE int WarpsLog2() const {
-    return kDealsTeams ? args_.team_warps_log2 : kLeastWarpsLog2;
-  }
+  MARLIN_DEVICE int WarpsLog2() const { return kGeneral ? args_.team_warps_log2 : kLeastWarpsLog2; }
   MARLIN_DEVICE int Teams() const { return kPersistentWarps >> WarpsLog2(); }
   MARLIN_DEVICE int Team() const { return warp_ >> WarpsLog2(); }
   /// The warp's part of the value features.
@@ -338,9 +337,12 @@ class TokenAttention {
       }
       __syncwarp();
       if (!is_value) {
-        if ((is_key ? layer_.key_norm : layer_.query_norm) != nullptr) Normalize(is_key, head);
+        const bool norms = (is_key ? layer_.key_norm : layer_.query_norm) != nullptr;
+        const bool after = kGeneral && args_.norms_after_rotary;
+        if (norms && !after) Normalize(is_key, head);
         // Only the first features of a large head rotate.
         Rotate(args_, head[0]);
+        if (norms && after) Normalize(is_key, head);
       }
 #pragma unroll
       for (int i = 0; i < kQuads; ++i) {
@@ -413,7 +415,7 @@ class TokenAttention {
 
   /// A barrier of the warps of a team.
   MARLIN_DEVICE void SyncTeam() const {
-    if constexpr (kDealsTeams) {
+    if constexpr (kGeneral) {
       asm volatile("bar.sync %0, %1;" ::"r"(Team() + 1), "r"(32 << WarpsLog2()) : "memory");
     } else {
       asm volatile("bar.sync %0, %1;" ::"r"(Team() + 1), "n"(32 << kLeastWarpsLog2) : "memory");
@@ -461,7 +463,7 @@ class TokenAttention {
       WaitForAllCopies();
       if (!kHybrid && HasCodes()) {
         SyncTeam();
-        if (!kDealsTeams || OfTeam() < 2) Widen(block);
+        if (!kGeneral || OfTeam() < 2) Widen(block);
       }
       if (OfTeam() == 0 && block == Position() / kWarpKeys) InsertFresh();
       SyncTeam();
@@ -615,7 +617,7 @@ class TokenAttention {
 /// The threads that copy the first keys of every layer, `thread` of kKeyCopiers: from when its
 /// projections begin, at which time all tiles of the layer before have been multiplied; with
 /// several rows when they have been multiplied too.
-template <bool kDealsTeams>
+template <bool kGeneral>
 MARLIN_DEVICE void CopyKeys(const PersistentArguments& args, int thread) {
   const LayerBarrier allowed = args.rows > 1 ? LayerBarrier::kKeysAllowed : AllowedOf(Phase::kOut);
 #pragma unroll 1
@@ -624,7 +626,7 @@ MARLIN_DEVICE void CopyKeys(const PersistentArguments& args, int thread) {
     AwaitLayer(args, LayerBarrier::kLayer, layer);
     const PersistentLayer& of_keys = Tables{args}.LayerOf(layer);
     const ProjectedWords none = {of_keys.gemms[0], 1, nullptr, 0};
-    TokenAttention<false, kDealsTeams>(args, of_keys, none).RequestFirst(thread);
+    TokenAttention<false, kGeneral>(args, of_keys, none).RequestFirst(thread);
   }
 }
 

@@ -17,7 +17,8 @@ bool SameAttention(const PersistentArguments& a, const PersistentArguments& b) {
          a.key_dim == b.key_dim && a.value_dim == b.value_dim && a.scale == b.scale &&
          a.frequencies == b.frequencies && a.pairs == b.pairs &&
          a.rotary_factor == b.rotary_factor && a.interleaved == b.interleaved &&
-         a.cache_bytes == b.cache_bytes && a.output_gate == b.output_gate;
+         a.norms_after_rotary == b.norms_after_rotary && a.cache_bytes == b.cache_bytes &&
+         a.output_gate == b.output_gate;
 }
 
 /// `shape` with what all layers' attention has in common.
@@ -33,6 +34,7 @@ PersistentArguments ShapeOf(const AttentionStep& step, int64_t hidden, Persisten
   shape.pairs = static_cast<int>(step.rotary.inverse_frequencies.ElementCount());
   shape.rotary_factor = step.rotary.attention_factor;
   shape.interleaved = step.rotary.interleaved;
+  shape.norms_after_rotary = step.norms == AttentionStep::Norms::kAfterRotary;
   shape.output_gate = step.output_gate;
   shape.cache_bytes = step.cache.type == DType::kF8E4M3 ? 1 : 2;
   return shape;
@@ -158,6 +160,7 @@ Support PersistentDescription::SetAttention(const AttentionStep& step, int64_t h
     return {"another shape of attention than the layers before"};
   }
   shape_ = shape;
+  if (shape.norms_after_rotary) TakeGeneralForm();
   shape_.key_groups |= 1U << step.cache_group;
   CacheGroup& group = shape_.groups[step.cache_group];
   group.window = static_cast<int>(std::min<int64_t>(step.options.window, 1 << 30));
@@ -246,6 +249,11 @@ Support PersistentDescription::AddDelta(const GatedDeltaStep& step, PersistentLa
   return {};
 }
 
+/// For what the form of one token lacks; that of hybrid models has shared experts, too.
+void PersistentDescription::TakeGeneralForm() {
+  if (shape_.form == PersistentForm::kToken) shape_.form = PersistentForm::kGeneral;
+}
+
 Support PersistentDescription::SetGate(const GateOptions& gate) {
   const GateView view = {static_cast<int>(gate.activation), gate.limit, gate.alpha};
   if (layers_.size() == 1) shape_.gate = view;
@@ -289,9 +297,7 @@ Support PersistentDescription::SetRouter(const RouterOptions& options, const Exp
   router.least_sum = static_cast<double>(options.least_sum);
   router.scaling_factor = static_cast<double>(options.scaling_factor);
   if (routers_.empty()) shape_.router = router;
-  if (router.shared > 0 && shape_.form == PersistentForm::kToken) {
-    shape_.form = PersistentForm::kShared;
-  }
+  if (router.shared > 0) TakeGeneralForm();
   if (shape_.router == router) return {};
   return {"another router than the layers before"};
 }

@@ -115,10 +115,10 @@ class PersistentBlock {
 
  private:
   static constexpr bool kHybrid = kForm == PersistentForm::kHybrid;
-  static constexpr bool kDealsTeams = kForm == PersistentForm::kShared;
+  static constexpr bool kGeneral = kForm == PersistentForm::kGeneral;
 
   MARLIN_DEVICE int Teams() const {
-    return kPersistentWarps >> (kDealsTeams ? args_.team_warps_log2 : TeamWarpsLog2(kHybrid));
+    return kPersistentWarps >> (kGeneral ? args_.team_warps_log2 : TeamWarpsLog2(kHybrid));
   }
 
   /// Stores the residual, and advances the clocks.
@@ -270,7 +270,7 @@ class PersistentBlock {
     SyncFirst<kPersistentThreads>();
     uint32_t* const words = Words(index);
     const uint32_t tag = Tag(index);
-    TokenAttention<false, kDealsTeams> attention(
+    TokenAttention<false, kGeneral> attention(
         args_, layer,
         {layer.gemms[static_cast<int>(Phase::kQkv)], 1,
          words + args_.exchange.phases[static_cast<int>(Phase::kQkv)], tag});
@@ -422,7 +422,7 @@ MARLIN_DEVICE void RunCopiers(const PersistentArguments& args) {
     if constexpr (kForm == PersistentForm::kHybrid) {
       CopyMixers(args, thread - kFirstKeyCopier);
     } else {
-      CopyKeys<kForm == PersistentForm::kShared>(args, thread - kFirstKeyCopier);
+      CopyKeys<kForm == PersistentForm::kGeneral>(args, thread - kFirstKeyCopier);
     }
   }
 }
@@ -473,8 +473,8 @@ const void* PersistentKernels::Function(const Variant& variant) {
       return PersistentFunction<Tiles, PersistentForm::kHybrid>();
     case PersistentForm::kRows:
       return PersistentFunction<Tiles, PersistentForm::kRows>();
-    case PersistentForm::kShared:
-      return PersistentFunction<Tiles, PersistentForm::kShared>();
+    case PersistentForm::kGeneral:
+      return PersistentFunction<Tiles, PersistentForm::kGeneral>();
   }
   return nullptr;
 }

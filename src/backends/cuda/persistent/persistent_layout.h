@@ -34,10 +34,11 @@ inline constexpr int kMostUnits = 16;      ///< Per phase and CTA: each output h
 
 /// The forms of the kernel: one token of attention layers; one of a model with gated delta nets;
 /// the next tokens of several texts, whose rows are columns of the same MMAs; or one token of
-/// attention layers with shared experts.
-enum class PersistentForm : uint8_t { kToken, kHybrid, kRows, kShared };
+/// attention layers with what would make the first form larger: shared experts, norms after RoPE,
+/// teams of more warps where there is no memory for many.
+enum class PersistentForm : uint8_t { kToken, kHybrid, kRows, kGeneral };
 constexpr bool HasSharedExperts(PersistentForm form) {
-  return form == PersistentForm::kHybrid || form == PersistentForm::kShared;
+  return form == PersistentForm::kHybrid || form == PersistentForm::kGeneral;
 }
 inline constexpr int kMostPersistentRows = 8;
 /// Selected experts of all rows; units of a CTA, whose numbers have a byte.
@@ -244,7 +245,7 @@ struct PersistentShared {
 };
 
 /// Teams of warps in attention, each with a stage of keys and values: of 2 warps, of 8 in the
-/// hybrid form, or in form kShared of as few as there is memory for.
+/// hybrid form, or in form kGeneral of as few as there is memory for.
 inline constexpr int kMostTeams = kPersistentWarps / 2;
 inline constexpr int kLeastTeamWarpsLog2 = 1;
 inline constexpr int kMostTeamWarpsLog2 = 3;
@@ -412,6 +413,7 @@ struct PersistentArguments {
   int pairs = 0;
   float rotary_factor = 1;
   bool interleaved = false;
+  bool norms_after_rotary = false;  ///< Of queries and keys.
   PersistentForm form = PersistentForm::kToken;
   int rows = 1;
   int activation_stride = 0;  ///< Bytes of a row's activations.

@@ -95,8 +95,11 @@ Support SupportsAttention(const AttentionStep& step, bool hybrid) {
   }
   if (hybrid && cache.type != DType::kBf16) return {"a hybrid model's KV cache of bytes"};
   if (const Support support = SupportsHeads(step, hybrid); !support.ok()) return support;
-  if (step.norms != AttentionStep::Norms::kHeads && HasNorm(step.q_norm)) {
-    return {"norms of all heads at once, or after RoPE"};
+  if (step.norms == AttentionStep::Norms::kAllHeads && HasNorm(step.q_norm)) {
+    return {"norms of all heads at once"};
+  }
+  if (step.norms == AttentionStep::Norms::kAfterRotary && hybrid) {
+    return {"norms after RoPE in a hybrid model"};
   }
   if (step.query_scale.beta != 0.0F) return {"queries scaled by their position"};
   if (step.rotary.inverse_frequencies.empty()) return {"attention without RoPE"};
@@ -598,7 +601,7 @@ bool LayOutShared(const LargestLayer& most, int blocks, int shared_bytes,
   at.state = at.keys;
   at.window = at.state + delta.key_dim * kDeltaRowFloats * 4;
   at.conv = static_cast<int>(at.window + window);
-  if (args->form != PersistentForm::kShared) {
+  if (args->form != PersistentForm::kGeneral) {
     return LayOutKeys(TeamWarpsLog2(args->form == PersistentForm::kHybrid), shared_bytes, args);
   }
   // Many small teams have less work for each key, but more stages.

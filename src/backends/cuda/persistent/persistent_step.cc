@@ -266,9 +266,9 @@ std::optional<PersistentPlan> PlanOne(const PersistentDescription& model,
 /// (docs/log/2026-11-29-persistent-rows.md).
 int MostRows(const PersistentDescription& model) {
   constexpr int kMostDenseRows = 3;
+  if (model.shape().form != PersistentForm::kToken) return 1;
   if (model.experts().empty()) return kMostDenseRows;
   const PersistentRouter& router = model.shape().router;
-  if (router.shared > 0) return 1;
   // Routers that do not select by logits alone take one row after another.
   const bool by_logits = router.groups == 1 &&
                          router.scoring != static_cast<int>(RouterOptions::Scoring::kSigmoid) &&
@@ -345,7 +345,7 @@ Result<FusedRun> FusePersistent(const std::shared_ptr<DeviceHandle>& device,
   std::optional<PersistentPlan> one = PlanOne(model, shape);
   if (!one.has_value()) return Refuse(first, {"phases that do not fit in shared memory"});
   plans.push_back(*std::move(one));
-  for (int rows = 2; !hybrid && rows <= MostRows(model); ++rows) {
+  for (int rows = 2; rows <= MostRows(model); ++rows) {
     std::optional<PersistentPlan> more = PlanRows(rows, model, shape);
     if (more.has_value()) plans.push_back(*std::move(more));
   }

@@ -340,7 +340,7 @@ TEST(PersistentPlan, RowsPartsOfMemoryDoNotOverlap) {
   }
 }
 
-/// A layer with a shared expert in a model of `features`, in form kShared.
+/// A layer with a shared expert in a model of `features`, in form kGeneral.
 std::optional<PersistentArguments> LayOutShared(int features, int kv_heads, int head_dim) {
   std::vector<PersistentLayer> layers(1);
   layers[0].gemms[0] = Gemm(3 * kv_heads * head_dim, features);
@@ -349,7 +349,7 @@ std::optional<PersistentArguments> LayOutShared(int features, int kv_heads, int 
   layers[0].gemms[3] = Gemm(features, 128, 1, 1, 5, Phase::kDown);
   const Schedules schedules = ScheduleLayers(layers, kBlocks);
   PersistentArguments shape;
-  shape.form = PersistentForm::kShared;
+  shape.form = PersistentForm::kGeneral;
   shape.features = features;
   shape.heads = shape.kv_heads = kv_heads;
   shape.key_dim = shape.value_dim = head_dim;
@@ -540,6 +540,16 @@ TEST(PersistentPlan, SaysWhyItDoesNotRunALayer) {
             "32 query heads, not a multiple of the KV heads");
   EXPECT_EQ(ReasonAfter([](auto& layer) { layer.attention.kv_heads = 1; }),
             "more than 16 query heads for a KV head");
+  EXPECT_EQ(ReasonAfter([](auto& layer) {
+              layer.attention.q_norm = layer.gate_up.norm;
+              layer.attention.norms = AttentionStep::Norms::kAllHeads;
+            }),
+            "norms of all heads at once");
+  EXPECT_EQ(ReasonAfter([](auto& layer) {
+              layer.attention.q_norm = layer.gate_up.norm;
+              layer.attention.norms = AttentionStep::Norms::kAfterRotary;
+            }),
+            "");
   EXPECT_EQ(ReasonAfter([](auto& layer) { layer.attention.cache_group = 2; }),
             "more than 2 cache groups");
   EXPECT_EQ(ReasonAfter([](auto& layer) { layer.attention.cache.page_stride = 4; }),
@@ -689,6 +699,8 @@ TEST(PersistentPlan, TakesAttentionThatTheHybridKernelHas) {
   EXPECT_TRUE(elsewhere([](auto& attention) { attention.value_dim = 64; }));
   EXPECT_TRUE(elsewhere([](auto& attention) { attention.cache.type = DType::kF8E4M3; }));
   EXPECT_TRUE(elsewhere([](auto& attention) { attention.options.softcap = 30.0F; }));
+  EXPECT_TRUE(
+      elsewhere([](auto& attention) { attention.norms = AttentionStep::Norms::kAfterRotary; }));
   const float frequencies[68] = {};
   EXPECT_TRUE(elsewhere([&](auto& attention) {
     attention.rotary.inverse_frequencies = TensorView(frequencies, DType::kF32, {68});
