@@ -38,7 +38,7 @@ constexpr int kCachePages = 4;
 constexpr int kPageElements = kKvHeads * kCachePageTokens * 2 * kHeadDim;
 constexpr int kLayers = 3;
 constexpr uint32_t kSeed =
-    100;  ///< Of hidden states whose routers have no scores that are nearly the same.
+    100;  ///< Hidden states whose routers have no scores that are nearly the same.
 constexpr double kEpsilon = 1e-5;
 
 using Vector = std::vector<double>;
@@ -136,7 +136,7 @@ struct Mlp {
 struct ModelCase {
   std::string name;
   PersistentForm form = PersistentForm::kGeneral;
-  int parts = 0;  ///< Of the shared expert; 0: there is none.
+  int parts = 0;  ///< The shared expert's; 0: there is none.
   bool gated = false;
   bool sigmoid = false;  ///< The router's scores, with groups and a bias.
   int team_warps_log2 = 1;

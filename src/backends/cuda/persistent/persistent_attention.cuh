@@ -170,6 +170,22 @@ MARLIN_DEVICE void RequestRow(uint32_t to, const uint8_t* from, int left, int by
   for (int at = 0; at < left; at += 64) CopyAsync16(to + at, from + at, bytes);
 }
 
+/// Sums of the teams, in place of the keys: [teams][group] maxima, as many sums, then values.
+struct TeamSums {
+  float* largest;
+  float* sums;
+  float* values;
+  int stride;
+
+  MARLIN_DEVICE TeamSums(const PersistentArguments& args, int teams)
+      : largest(reinterpret_cast<float*>(Memory() + args.shared.keys)),
+        sums(largest + teams * args.group),
+        values(largest + (2 * teams * args.group + 3) / 4 * 4),
+        stride(args.value_dim + kMergePadding) {}
+
+  MARLIN_DEVICE float* Values(int at) const { return values + at * stride; }
+};
+
 /// The attention of a CTA in a layer. `kGeneral`: teams have the arguments' number of warps, and
 /// norms may come after RoPE.
 template <bool kHybrid, bool kGeneral = false>
@@ -257,13 +273,13 @@ class TokenAttention {
   }
   MARLIN_DEVICE int Position() const { return Tables{args_}.Scratch().position; }
   MARLIN_DEVICE bool HasCodes() const { return args_.cache_bytes == 1; }
-  static constexpr int kLeastWarpsLog2 = TeamWarpsLog2(kHybrid);
-  static constexpr int kTeams = kPersistentWarps >> kLeastWarpsLog2;  ///< At most.
+  static constexpr int kLeastLog2 = TeamWarpsLog2(kHybrid);
+  static constexpr int kTeams = kPersistentWarps >> kLeastLog2;  ///< At most.
   static constexpr int kMostFeatures = kHybrid ? kMostHybridFeatures : kMostHeadFeatures;
-  static constexpr int kTiles = kMostFeatures / 16 >> kLeastWarpsLog2;  ///< Of values, a warp's.
+  static constexpr int kTiles = kMostFeatures / 16 >> kLeastLog2;  ///< Value tiles of a warp.
   static constexpr int kQuads = kMostFeatures / 128;  ///< A lane has of a head's features.
 
-  MARLIN_DEVICE int WarpsLog2() const { return kGeneral ? args_.team_warps_log2 : kLeastWarpsLog2; }
+  MARLIN_DEVICE int WarpsLog2() const { return kGeneral ? args_.team_warps_log2 : kLeastLog2; }
   MARLIN_DEVICE int Teams() const { return kPersistentWarps >> WarpsLog2(); }
   MARLIN_DEVICE int Team() const { return warp_ >> WarpsLog2(); }
   /// The warp's part of the value features.
@@ -415,11 +431,7 @@ class TokenAttention {
 
   /// A barrier of the warps of a team.
   MARLIN_DEVICE void SyncTeam() const {
-    if constexpr (kGeneral) {
-      asm volatile("bar.sync %0, %1;" ::"r"(Team() + 1), "r"(32 << WarpsLog2()) : "memory");
-    } else {
-      asm volatile("bar.sync %0, %1;" ::"r"(Team() + 1), "n"(32 << kLeastWarpsLog2) : "memory");
-    }
+    asm volatile("bar.sync %0, %1;" ::"r"(Team() + 1), "r"(32 << WarpsLog2()) : "memory");
   }
 
   /// Puts the new key and value in their rows of the stage. Called by one warp.
@@ -480,19 +492,9 @@ class TokenAttention {
     softmax.SumLanes();
   }
 
-  /// Sums of the teams, in place of the keys: [Teams()][group] maxima, as many sums, then
-  /// values.
-  MARLIN_DEVICE float* Sums() const {
-    return reinterpret_cast<float*>(Memory() + args_.shared.keys);
-  }
-  MARLIN_DEVICE int ValuesAt() const { return (2 * Teams() * args_.group + 3) / 4 * 4; }
-  MARLIN_DEVICE int ValuesStride() const { return args_.value_dim + kMergePadding; }
-
   template <typename Softmax>
   MARLIN_DEVICE void StoreSums(const Softmax& softmax) const {
-    float* const largest = Sums();
-    float* const sums = largest + Teams() * args_.group;
-    float* const values = largest + ValuesAt();
+    const TeamSums of_teams(args_, Teams());
     const int first_feature = OfTeam() * WarpFeatures();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -500,12 +502,11 @@ class TokenAttention {
       if (head >= args_.group) continue;
       const int at = Team() * args_.group + head;
       if ((lane_ & 3) == 0 && OfTeam() == 0) {
-        largest[at] = softmax.largest(half);
-        sums[at] = softmax.sum(half);
+        of_teams.largest[at] = softmax.largest(half);
+        of_teams.sums[at] = softmax.sum(half);
       }
       softmax.ForPairs(half, [&](int feature, float first, float second) {
-        *reinterpret_cast<float2*>(values + at * ValuesStride() + first_feature + feature) = {
-            first, second};
+        *reinterpret_cast<float2*>(of_teams.Values(at) + first_feature + feature) = {first, second};
       });
     }
   }
@@ -522,15 +523,13 @@ class TokenAttention {
   }
   MARLIN_DEVICE void PublishMergedQuad(uint32_t* parts, uint32_t* mixed, int head, int quad,
                                        uint32_t tag) const {
-    const float* const largest = Sums();
-    const float* const sums = largest + Teams() * args_.group;
-    const float* const values = largest + ValuesAt();
+    const TeamSums of_teams(args_, Teams());
     const int teams = min(Part().end_block - Part().first_block, Teams());
     float factors[kTeams];
     SoftmaxPart merged;
 #pragma unroll
     for (int team = 0; team < kTeams; ++team) {
-      factors[team] = team < teams ? largest[team * args_.group + head] : NoScore();
+      factors[team] = team < teams ? of_teams.largest[team * args_.group + head] : NoScore();
       merged.largest = fmaxf(merged.largest, factors[team]);
     }
 #pragma unroll
@@ -538,9 +537,8 @@ class TokenAttention {
       if (team >= teams) break;
       const int at = team * args_.group + head;
       const float factor = RescaleFactor(factors[team], merged.largest);
-      merged.sum = __fmaf_rn(sums[at], factor, merged.sum);
-      merged.AddValues(*reinterpret_cast<const float4*>(values + at * ValuesStride() + 4 * quad),
-                       factor);
+      merged.sum = __fmaf_rn(of_teams.sums[at], factor, merged.sum);
+      merged.AddValues(*reinterpret_cast<const float4*>(of_teams.Values(at) + 4 * quad), factor);
     }
     if (Part().active_splits == 1) {
       const int number = KvHead() * args_.group + head;

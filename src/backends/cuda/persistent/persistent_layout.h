@@ -413,7 +413,7 @@ struct PersistentArguments {
   int pairs = 0;
   float rotary_factor = 1;
   bool interleaved = false;
-  bool norms_after_rotary = false;  ///< Of queries and keys.
+  bool norms_after_rotary = false;  ///< The norms of queries and keys.
   PersistentForm form = PersistentForm::kToken;
   int rows = 1;
   int activation_stride = 0;  ///< Bytes of a row's activations.

@@ -77,7 +77,7 @@ Json Hybrid(const std::string& type, int features, const Json& changes) {
   return config;
 }
 
-/// Shared experts beside plain attention: as wide as the others, or as several of them.
+/// Shared experts of models with plain attention: as wide as the others, or as several of them.
 std::vector<Case> SharedCases() {
   const Json gated = {{"num_experts", 16}, {"shared_expert_intermediate_size", 96}};
   Json wide = gated;
