@@ -1,5 +1,6 @@
-// The persistent decode kernel on the host, in its forms of one token: a dense layer and two of
-// experts, with and without a shared expert, against the same in double.
+// The persistent decode kernel on the host, except for gated delta nets: a dense layer and two of
+// experts, of one token, with and without a shared expert, and of several rows, against the same in
+// double.
 #include <gtest/gtest.h>
 
 #if __CUDA_ARCH__ >= 900
@@ -22,7 +23,6 @@
 namespace marlin::cuda {
 namespace {
 
-constexpr int kBlocks = 4;
 constexpr int kFeatures = 256;
 constexpr int kHeads = 4;
 constexpr int kKvHeads = 2;
@@ -142,6 +142,9 @@ struct ModelCase {
   int team_warps_log2 = 1;
   bool codes = false;  ///< The cache has e4m3.
   bool norms_after_rotary = false;
+  int rows = 1;  ///< The next tokens of as many texts.
+
+  int blocks() const { return std::max(4, 2 * rows); }
 };
 
 struct Layer {
@@ -187,51 +190,74 @@ class Model {
     }
     std::mt19937 random(9);
     std::normal_distribution<float> normal;
-    cache_.resize(static_cast<size_t>(kLayers * kCachePages * kPageElements));
+    const int pages = case_.rows * kCachePages;
+    for (int page = pages - 1; page >= 0; --page) table_.push_back(page);
+    cache_.resize(static_cast<size_t>(pages) * kLayers * kPageElements);
     for (float& x : cache_) x = Rounded(normal(random));
     StoreCache();
     Describe();
   }
 
-  /// Runs both, and compares the hidden states.
+  /// Runs both, and compares the hidden states. `position`: of the first row; others are before.
   void Step(int position, uint32_t seed) {
-    Floats hidden(kFeatures, static_cast<uint32_t>(position) + kSeed);
-    Vector wanted(hidden.data(), hidden.data() + kFeatures);
-    for (int i = 0; i < kLayers; ++i) RunLayer(i, position, &wanted);
-    args_.hidden = hidden.data();
-    args_.position = args_.moves = &position;
-    const cuda_emulation::Shape shape = {dim3(kBlocks), kPersistentBlock, args_.shared.bytes, seed};
-    const std::string findings =
-        case_.form == PersistentForm::kGeneral
-            ? cuda_emulation::Emulate(&PersistentKernel<CodeKind::kFp4, PersistentForm::kGeneral>,
-                                      shape, args_)
-            : cuda_emulation::Emulate(&PersistentKernel<CodeKind::kFp4, PersistentForm::kToken>,
-                                      shape, args_);
-    ASSERT_EQ(findings, "");
-    EXPECT_EQ(any_error_, 0);
-    EXPECT_GT(margin_, 0.01) << "experts that rounding may exchange";
-    double difference = 0;
-    double size = 0;
-    for (int i = 0; i < kFeatures; ++i) {
-      const double x = wanted[static_cast<size_t>(i)];
-      difference += std::pow(hidden.data()[i] - x, 2);
-      size += x * x;
+    Floats hidden(case_.rows * kFeatures, static_cast<uint32_t>(position) + kSeed);
+    std::vector<int32_t> positions;
+    std::vector<Vector> wanted;
+    for (int row = 0; row < case_.rows; ++row) {
+      positions.push_back(position - 40 * row);
+      wanted.emplace_back(hidden.data() + row * kFeatures, hidden.data() + (row + 1) * kFeatures);
+      for (int i = 0; i < kLayers; ++i) RunLayer(i, {row, positions.back()}, &wanted.back());
     }
-    EXPECT_LT(std::sqrt(difference / size), 0.01);
-    last_.assign(hidden.data(), hidden.data() + kFeatures);
+    args_.hidden = hidden.data();
+    args_.position = args_.moves = positions.data();
+    const cuda_emulation::Shape shape = {dim3(static_cast<unsigned>(case_.blocks())),
+                                         kPersistentBlock, args_.shared.bytes, seed};
+    ASSERT_EQ(cuda_emulation::Emulate(Kernel(), shape, args_), "");
+    EXPECT_EQ(any_error_, 0);
+    EXPECT_GT(margin_, 0.004) << "experts that rounding may exchange";
+    for (int row = 0; row < case_.rows; ++row) {
+      ExpectNear(hidden.data() + row * kFeatures, wanted[static_cast<size_t>(row)]);
+    }
+    last_.assign(hidden.data(), hidden.data() + case_.rows * kFeatures);
   }
   const std::vector<float>& last() const { return last_; }
 
  private:
+  /// A row's text and the position of its token.
+  struct Place {
+    int row;
+    int position;
+  };
+
+  void (*Kernel() const)(PersistentArguments) {
+    switch (case_.form) {
+      case PersistentForm::kToken:
+        return &PersistentKernel<CodeKind::kFp4, PersistentForm::kToken>;
+      case PersistentForm::kRows:
+        return &PersistentKernel<CodeKind::kFp4, PersistentForm::kRows>;
+      default:
+        return &PersistentKernel<CodeKind::kFp4, PersistentForm::kGeneral>;
+    }
+  }
+  static void ExpectNear(const float* found, const Vector& wanted) {
+    double difference = 0;
+    double size = 0;
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      difference += std::pow(found[i] - wanted[i], 2);
+      size += wanted[i] * wanted[i];
+    }
+    EXPECT_LT(std::sqrt(difference / size), 0.01);
+  }
   float Rounded(float x) const {
     return case_.codes ? Fp8E4M3ToFloat(FloatToFp8E4M3(x)) : Bf16ToFloat(FloatToBf16(x));
   }
-  /// Where an element of a position's key or value is, in a page of a layer.
-  static size_t PlaceOf(int layer, int position, int kv_head, bool is_value) {
-    const int page = position / kCachePageTokens;
-    const int token = position % kCachePageTokens;
+  /// Where a position's key or value begins, in a page of a layer.
+  size_t PlaceOf(int layer, const Place& at, int kv_head, bool is_value) const {
+    const int page =
+        table_[static_cast<size_t>(at.row * kCachePages + at.position / kCachePageTokens)];
+    const int token = at.position % kCachePageTokens;
     const int side = is_value ? kKvHeads * kCachePageTokens * kHeadDim : 0;
-    return static_cast<size_t>(((kCachePages - 1 - page) * kLayers + layer) * kPageElements + side +
+    return static_cast<size_t>((page * kLayers + layer) * kPageElements + side +
                                (kv_head * kCachePageTokens + token) * kHeadDim);
   }
   void StoreCache() {
@@ -268,24 +294,26 @@ class Model {
     }
     return case_.norms_after_rotary ? Normalized(head, norm) : head;
   }
-  Vector Attention(int index, const Vector& projected, int position) {
+  Vector Attention(int index, const Vector& projected, const Place& at) {
     const Layer& layer = layers_[static_cast<size_t>(index)];
     for (int h = 0; h < kKvHeads; ++h) {
-      const Vector key = Head(projected, (kHeads + h) * kHeadDim, layer.key_norm.data(), position);
-      const Vector value = Head(projected, (kHeads + kKvHeads + h) * kHeadDim, nullptr, position);
+      const Vector key =
+          Head(projected, (kHeads + h) * kHeadDim, layer.key_norm.data(), at.position);
+      const Vector value =
+          Head(projected, (kHeads + kKvHeads + h) * kHeadDim, nullptr, at.position);
       for (size_t i = 0; i < kHeadDim; ++i) {
-        cache_[PlaceOf(index, position, h, false) + i] = Rounded(static_cast<float>(key[i]));
-        cache_[PlaceOf(index, position, h, true) + i] = Rounded(static_cast<float>(value[i]));
+        cache_[PlaceOf(index, at, h, false) + i] = Rounded(static_cast<float>(key[i]));
+        cache_[PlaceOf(index, at, h, true) + i] = Rounded(static_cast<float>(value[i]));
       }
     }
     Vector mixed(kMixed);
     for (int h = 0; h < kHeads; ++h) {
-      const Vector query = Head(projected, h * kHeadDim, layer.query_norm.data(), position);
+      const Vector query = Head(projected, h * kHeadDim, layer.query_norm.data(), at.position);
       double sum = 0;
-      for (int key = 0; key <= position; ++key) {
+      for (int key = 0; key <= at.position; ++key) {
         const int kv_head = h / (kHeads / kKvHeads);
-        const float* const k = cache_.data() + PlaceOf(index, key, kv_head, false);
-        const float* const v = cache_.data() + PlaceOf(index, key, kv_head, true);
+        const float* const k = cache_.data() + PlaceOf(index, {at.row, key}, kv_head, false);
+        const float* const v = cache_.data() + PlaceOf(index, {at.row, key}, kv_head, true);
         double score = 0;
         for (size_t i = 0; i < kHeadDim; ++i) score += query[i] * k[i];
         const double weight = std::exp(score / std::sqrt(kHeadDim));
@@ -332,13 +360,13 @@ class Model {
     for (double& weight : weights) weight *= kScaling / sum;
     return weights;
   }
-  void RunLayer(int index, int position, Vector* hidden) {
+  void RunLayer(int index, const Place& at, Vector* hidden) {
     const Layer& layer = layers_[static_cast<size_t>(index)];
     const auto add = [&](const Vector& block, double factor) {
       for (size_t i = 0; i < kFeatures; ++i) (*hidden)[i] += factor * block[i];
     };
     const Vector projected = layer.qkv.Product(Normalized(*hidden, layer.attention_norm.data()));
-    add(layer.out.Product(Attention(index, projected, position)), 1);
+    add(layer.out.Product(Attention(index, projected, at)), 1);
     const Vector x = Normalized(*hidden, layer.mlp_norm.data());
     if (index == 0) return add(layer.mlps[0].Run(x), 1);
     const Vector weights = Route(layer, x);
@@ -353,6 +381,7 @@ class Model {
 
   void Describe() {
     args_.form = case_.form;
+    args_.rows = case_.rows;
     args_.features = kFeatures;
     args_.heads = kHeads;
     args_.kv_heads = kKvHeads;
@@ -376,7 +405,7 @@ class Model {
     CacheGroup& group = args_.groups[0];
     group.slabs[0] = slab_.data();
     group.slab_count = 1;
-    group.slab_pages = kCachePages;
+    group.slab_pages = static_cast<uint32_t>(case_.rows * kCachePages);
     group.page_stride = kLayers * kPageElements;
     group.block_table = table_.data();
     group.blocks = kCachePages;
@@ -405,8 +434,9 @@ class Model {
     to.first_element = index * kPageElements;
     if (index > 0) DescribeExperts(index);
     for (int phase = 0; phase < kPhases; ++phase) {
-      SplitPhase(static_cast<Phase>(phase), kBlocks, &to.gemms[phase]);
+      SplitPhase(static_cast<Phase>(phase), case_.blocks(), &to.gemms[phase]);
     }
+    if (case_.rows > 1) SplitRows(case_.rows, args_.router, case_.blocks(), &to);
   }
   void DescribeExperts(int index) {
     const Layer& layer = layers_[static_cast<size_t>(index)];
@@ -439,10 +469,10 @@ class Model {
   }
   /// With the least memory in which the teams have the wanted number of warps.
   void LayOut() {
-    schedules_ = ScheduleLayers(tables_, kBlocks);
+    schedules_ = ScheduleLayers(tables_, case_.blocks(), case_.rows);
     std::optional<PersistentArguments> found;
     for (int bytes = 232448; bytes > 0; bytes -= 1024) {
-      found = LayOutPersistent(args_, tables_, schedules_, kBlocks, bytes);
+      found = LayOutPersistent(args_, tables_, schedules_, case_.blocks(), bytes);
       if (!found.has_value() || found->team_warps_log2 == case_.team_warps_log2) break;
     }
     ASSERT_TRUE(found.has_value());
@@ -464,7 +494,7 @@ class Model {
   Floats frequencies_;
   std::vector<float> cache_;
   std::vector<uint4> slab_;
-  std::vector<int32_t> table_ = {3, 2, 1, 0};
+  std::vector<int32_t> table_;  ///< [rows][kCachePages]
   PersistentArguments args_;
   std::vector<PersistentLayer> tables_;
   std::vector<std::vector<PersistentExpert>> experts_;
@@ -493,6 +523,7 @@ INSTANTIATE_TEST_SUITE_P(
     Models, PersistentEmulation,
     ::testing::Values(
         ModelCase{.name = "token", .form = PersistentForm::kToken},
+        ModelCase{.name = "rows", .form = PersistentForm::kRows, .rows = 3},
         ModelCase{.name = "wide", .parts = 2, .gated = true, .team_warps_log2 = 2},
         ModelCase{.name = "sigmoid", .parts = 3, .sigmoid = true, .team_warps_log2 = 3},
         ModelCase{.name = "norms_after_rotary", .norms_after_rotary = true},
