@@ -235,6 +235,8 @@ class Model {
         return &PersistentKernel<CodeKind::kFp4, PersistentForm::kToken>;
       case PersistentForm::kRows:
         return &PersistentKernel<CodeKind::kFp4, PersistentForm::kRows>;
+      case PersistentForm::kGeneralRows:
+        return &PersistentKernel<CodeKind::kFp4, PersistentForm::kGeneralRows>;
       default:
         return &PersistentKernel<CodeKind::kFp4, PersistentForm::kGeneral>;
     }
@@ -524,11 +526,25 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         ModelCase{.name = "token", .form = PersistentForm::kToken},
         ModelCase{.name = "rows", .form = PersistentForm::kRows, .rows = 3},
+        ModelCase{.name = "gated_rows",
+                  .form = PersistentForm::kGeneralRows,
+                  .parts = 2,
+                  .gated = true,
+                  .rows = 3},
+        ModelCase{.name = "sigmoid_rows",
+                  .form = PersistentForm::kGeneralRows,
+                  .parts = 1,
+                  .sigmoid = true,
+                  .norms_after_rotary = true,
+                  .rows = 2},
         ModelCase{.name = "wide", .parts = 2, .gated = true, .team_warps_log2 = 2},
         ModelCase{.name = "sigmoid", .parts = 3, .sigmoid = true, .team_warps_log2 = 3},
-        ModelCase{.name = "norms_after_rotary", .norms_after_rotary = true},
         ModelCase{.name = "codes_of_four_warps", .parts = 1, .team_warps_log2 = 2, .codes = true},
-        ModelCase{.name = "codes_of_eight_warps", .parts = 1, .team_warps_log2 = 3, .codes = true}),
+        ModelCase{.name = "codes_of_eight_warps",
+                  .parts = 1,
+                  .team_warps_log2 = 3,
+                  .codes = true,
+                  .norms_after_rotary = true}),
     [](const auto& param) { return param.param.name; });
 
 }  // namespace

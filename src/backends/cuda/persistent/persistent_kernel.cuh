@@ -422,7 +422,7 @@ MARLIN_DEVICE void RunCopiers(const PersistentArguments& args) {
     if constexpr (kForm == PersistentForm::kHybrid) {
       CopyMixers(args, thread - kFirstKeyCopier);
     } else {
-      CopyKeys<kForm == PersistentForm::kGeneral>(args, thread - kFirstKeyCopier);
+      CopyKeys<IsGeneral(kForm)>(args, thread - kFirstKeyCopier);
     }
   }
 }
@@ -431,8 +431,7 @@ template <CodeKind kKind, PersistentForm kForm>
 __global__ void __launch_bounds__(kPersistentBlock, 1)
     PersistentKernel(const __grid_constant__ PersistentArguments args) {
   constexpr bool kHybrid = kForm == PersistentForm::kHybrid;
-  using Block =
-      std::conditional_t<kForm == PersistentForm::kRows, PersistentRows, PersistentBlock<kForm>>;
+  using Block = std::conditional_t<IsRows(kForm), PersistentRows<kForm>, PersistentBlock<kForm>>;
   if (threadIdx.x == 0) {
     PersistentScratch& scratch = Tables{args}.Scratch();
     scratch.clock = args.clock[0];
@@ -475,6 +474,8 @@ const void* PersistentKernels::Function(const Variant& variant) {
       return PersistentFunction<Tiles, PersistentForm::kRows>();
     case PersistentForm::kGeneral:
       return PersistentFunction<Tiles, PersistentForm::kGeneral>();
+    case PersistentForm::kGeneralRows:
+      return PersistentFunction<Tiles, PersistentForm::kGeneralRows>();
   }
   return nullptr;
 }

@@ -33,12 +33,19 @@ inline constexpr int kMostRouterRows = 4;  ///< Per CTA.
 inline constexpr int kMostUnits = 16;      ///< Per phase and CTA: each output has a thread.
 
 /// The forms of the kernel: one token of attention layers; one of a model with gated delta nets;
-/// the next tokens of several texts, whose rows are columns of the same MMAs; or one token of
+/// the next tokens of several texts, whose rows are columns of the same MMAs; one token of
 /// attention layers with what would make the first form larger: shared experts, norms after RoPE,
-/// teams of more warps where there is no memory for many.
-enum class PersistentForm : uint8_t { kToken, kHybrid, kRows, kGeneral };
+/// teams of more warps where there is no memory for many; or several rows of such layers, or of
+/// routers that select by more than logits.
+enum class PersistentForm : uint8_t { kToken, kHybrid, kRows, kGeneral, kGeneralRows };
+constexpr bool IsRows(PersistentForm form) {
+  return form == PersistentForm::kRows || form == PersistentForm::kGeneralRows;
+}
+constexpr bool IsGeneral(PersistentForm form) {
+  return form == PersistentForm::kGeneral || form == PersistentForm::kGeneralRows;
+}
 constexpr bool HasSharedExperts(PersistentForm form) {
-  return form == PersistentForm::kHybrid || form == PersistentForm::kGeneral;
+  return form == PersistentForm::kHybrid || IsGeneral(form);
 }
 inline constexpr int kMostPersistentRows = 8;
 /// Selected experts of all rows; units of a CTA, whose numbers have a byte.
@@ -96,8 +103,9 @@ struct PhaseGemm {
   int shared_parts = 1;
   TileView shared;
 
-  MARLIN_HOST_DEVICE bool IsShared(int selection) const {
-    return shared_selection >= 0 && selection >= shared_selection;
+  /// The same of one row, or more than there are.
+  MARLIN_HOST_DEVICE int first_shared() const {
+    return shared_selection >= 0 ? shared_selection : kMostTasks;
   }
 };
 

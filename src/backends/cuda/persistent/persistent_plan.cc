@@ -353,47 +353,16 @@ void SplitRows(int rows, const PersistentRouter& router, int blocks, PersistentL
   SetSplits(1, gates);
   double inputs = rows;
   if (layer->experts != nullptr) {
-    const int selected = std::min(rows * router.top_k, router.experts);
+    const int selected = std::min(rows * router.top_k, router.experts) + router.shared;
     gates->most_selected = selected;
     down->most_selected = selected;
     down->segments = std::max(selected, 2);
     down->segment_factor = Ceil(1 << kSegmentBits, down->weights.tiles_of_strip);
     down->k_tiles = selected * down->weights.tiles_of_strip;
-    inputs = static_cast<double>(rows * router.top_k) / selected;
+    inputs = static_cast<double>(rows * router.selected()) / selected;
   }
   SplitResidual(inputs, rows, blocks, down);
 }
-
-namespace {
-
-/// Where a tile of part `part` of the shared expert begins in its matrix: parts divide its inner
-/// features, which are outputs of gates and inputs of downs. One matrix of both sides has the gates
-/// of all parts first.
-int64_t SharedTileOffset(const PhaseGemm& gemm, int part, int strip, int of_segment) {
-  if (gemm.segments > 1) {
-    const int tile = part * gemm.weights.tiles_of_strip + of_segment;
-    return TileOffset(gemm.shared, strip, tile);
-  }
-  if (gemm.shared_parts == 1) return TileOffset(gemm.shared, strip, of_segment);
-  if (gemm.sides == 2) return TileOffset(gemm.shared, part * gemm.strips + strip, of_segment);
-  const int half = gemm.strips / 2;
-  const int before = strip < half ? part * half : (gemm.shared_parts + part - 1) * half;
-  return TileOffset(gemm.shared, before + strip, of_segment);
-}
-
-/// The tile that `walk` is at, in the matrix of its selection.
-ScheduledTile TileOf(const PhaseGemm& gemm, const TileWalk& walk, const PhaseDeal& deal) {
-  ScheduledTile tile = walk.Tile();
-  if (!gemm.IsShared(tile.selection)) return tile;
-  const int strip = static_cast<int>(deal.Unit(walk.unit()).output) / kStripOutputs;
-  const int segment = gemm.segments > 1 ? tile.selection : 0;
-  const int64_t offset = SharedTileOffset(gemm, tile.selection - gemm.shared_selection, strip,
-                                          walk.k_tile() - segment * gemm.weights.tiles_of_strip);
-  tile.offset = static_cast<uint32_t>(offset / 16);
-  return tile;
-}
-
-}  // namespace
 
 BlockSchedule ScheduleBlock(const PhaseGemm& gemm, int block, int blocks, int rows) {
   const PhaseDeal deal(gemm, rows, gemm.most_selected, block, blocks);
@@ -407,7 +376,7 @@ BlockSchedule ScheduleBlock(const PhaseGemm& gemm, int block, int blocks, int ro
   if (schedule.header.tiles == 0) return schedule;
   TileWalk walk(gemm, schedule.header, 0);
   for (int number = 0; number < schedule.header.tiles; ++number, walk.Advance()) {
-    schedule.tiles.push_back(TileOf(gemm, walk, deal));
+    schedule.tiles.push_back(walk.Tile(gemm.first_shared()));
     schedule.units[schedule.tiles.back().unit].warps |=
         static_cast<uint16_t>(1U << number % kPersistentWarps);
   }
@@ -628,8 +597,9 @@ bool LayOutRows(const LargestLayer& most, int blocks, int shared_bytes, Persiste
   Offsets attention = shared;
   args->activation_stride = most.span * kTileK * 2 + kRowPadding;
   at.activations = shared.Take(rows * args->activation_stride);
+  const int64_t routed = args->form == PersistentForm::kGeneralRows ? rows : 1;
   at.sums = shared.Take(std::max((most.units + kPersistentWarps) * rows * kRowSumFloats * 4,
-                                 experts * 2 * int64_t{sizeof(double)}));
+                                 routed * experts * 2 * int64_t{sizeof(double)}));
   at.queries = attention.Take(int64_t{2} * kMostGroupHeads * key_row);
   at.fresh = attention.Take((args->key_dim + args->value_dim) * 2);
   at.keys = attention.Take(

@@ -47,11 +47,19 @@ struct Tables {
     return *reinterpret_cast<const Schedule*>(Memory() + args.shared.schedules + gemm.schedule);
   }
 
-  /// The layout of a tile of a phase.
+  /// The first selection of a phase that is the shared expert's: with several rows, one of the last
+  /// tasks.
   template <PersistentForm kForm>
-  static MARLIN_DEVICE const TileView& LayoutOf(const PhaseGemm& gemm, const ScheduledTile& tile) {
-    if (HasSharedExperts(kForm) && gemm.IsShared(tile.selection)) return gemm.shared;
-    return gemm.weights;
+  MARLIN_DEVICE int FirstShared(const PhaseGemm& gemm) const {
+    if (!HasSharedExperts(kForm)) return kMostTasks;
+    if (!IsRows(kForm) || gemm.shared_selection < 0) return gemm.first_shared();
+    const auto* const rows = reinterpret_cast<const RowsScratch*>(Memory() + args.shared.rows);
+    return rows->tasks - args.router.shared;
+  }
+  /// The layout of a selection's tiles.
+  template <PersistentForm kForm>
+  MARLIN_DEVICE const TileView& LayoutOf(const PhaseGemm& gemm, int selection) const {
+    return selection >= FirstShared<kForm>(gemm) ? gemm.shared : gemm.weights;
   }
 
   /// The address of a tile of a phase.
@@ -250,7 +258,7 @@ class TileCopier {
  private:
   static constexpr int kWarps = kPersistentWarps / 2;
   static constexpr bool kHybrid = kForm == PersistentForm::kHybrid;
-  static constexpr bool kRows = kForm == PersistentForm::kRows;
+  static constexpr bool kRows = IsRows(kForm);
 
   static MARLIN_DEVICE int Lane() { return static_cast<int>(threadIdx.x) & 31; }
   MARLIN_DEVICE int FirstWarp() const { return half_ * kWarps; }
@@ -331,7 +339,7 @@ class TileCopier {
   MARLIN_DEVICE void CopyPhase(int phase) {
     const PhaseGemm& gemm = tables_.GemmOf(phase);
     const Schedule& schedule = tables_.ScheduleOf(gemm);
-    if constexpr (kForm == PersistentForm::kRows) {
+    if constexpr (kRows) {
       CopyParts(phase, gemm, schedule);
     } else {
       const bool is_low = SlotOrder::IsLow(phase);
@@ -355,15 +363,19 @@ class TileCopier {
     TileWalk walk(gemm, schedule, count > 0 ? first : 0);
 #pragma unroll 1
     for (int i = 0; i < most; ++i) {
-      if (Lane() < kWarps && i < count) Copy(phase, gemm, walk.Tile(), false);
+      if (Lane() < kWarps && i < count) Copy(phase, gemm, TileOf(walk, gemm), false);
       walk.Advance();
       __syncwarp();
     }
   }
+  MARLIN_DEVICE ScheduledTile TileOf(const TileWalk& walk, const PhaseGemm& gemm) const {
+    if constexpr (!HasSharedExperts(kForm)) return walk.Tile();
+    return walk.Tile(tables_.FirstShared<kForm>(gemm));
+  }
   MARLIN_DEVICE void Copy(int phase, const PhaseGemm& gemm, const ScheduledTile& tile,
                           bool is_low) {
     const uint8_t* const from = tables_.Find(phase, tile);
-    const int bytes = Tables::LayoutOf<kForm>(gemm, tile).tile_bytes;
+    const int bytes = tables_.LayoutOf<kForm>(gemm, tile.selection).tile_bytes;
     const SlotOrder::Use use = order_.Next(is_low, tables_.args.slots);
     Wait(ring_.Empty(use.slot), use.parity ^ 1);
     ArriveExpecting(ring_.Full(use.slot), bytes);
@@ -416,7 +428,7 @@ MARLIN_DEVICE void StoreSums(const PersistentArguments& args, int unit, const fl
                              float factor, float* sums) {
   const int lane = static_cast<int>(threadIdx.x) & 31;
   const int warp = static_cast<int>(threadIdx.x) >> 5;
-  constexpr bool kRows = kForm == PersistentForm::kRows;
+  constexpr bool kRows = IsRows(kForm);
   if (!kRows && (lane & 3) != 0) return;
   float* const mine = kRows ? sums + (unit + warp) * args.rows * kRowSumFloats
                             : sums + (unit * kPersistentWarps + warp) * kStripOutputs;
@@ -441,7 +453,7 @@ MARLIN_DEVICE void MultiplyTiles(const PersistentArguments& args, const PhaseGem
                                  const Schedule& schedule, uint32_t activations, int first_tile,
                                  bool is_low, float* sums, TileRing& ring) {
   using T = Bf16x2;
-  constexpr bool kRows = kForm == PersistentForm::kRows;
+  constexpr bool kRows = IsRows(kForm);
   const int lane = static_cast<int>(threadIdx.x) & 31;
   const int warp = static_cast<int>(threadIdx.x) >> 5;
   const TileLane tile_lane(lane);
@@ -475,13 +487,15 @@ MARLIN_DEVICE void MultiplyTiles(const PersistentArguments& args, const PhaseGem
     if (left == 0) return;
     TileWalk walk(gemm, schedule, first);
 #pragma unroll 1
-    for (; left > 0; --left, walk.Advance()) multiply(walk.unit(), walk.k_tile(), gemm.weights);
+    for (; left > 0; --left, walk.Advance()) {
+      multiply(walk.unit(), walk.k_tile(), Tables{args}.LayoutOf<kForm>(gemm, walk.selection()));
+    }
   } else {
     const int tiles = schedule.tiles;
 #pragma unroll 1
     for (int number = warp; number < tiles; number += kPersistentWarps) {
       const ScheduledTile tile = TileAt(schedule, number);
-      multiply(tile.unit, tile.k_tile, Tables::LayoutOf<kForm>(gemm, tile));
+      multiply(tile.unit, tile.k_tile, Tables{args}.LayoutOf<kForm>(gemm, tile.selection));
     }
   }
   if (open >= 0) flush();
@@ -492,7 +506,7 @@ template <CodeKind kKind, PersistentForm kForm>
 MARLIN_DEVICE void MultiplyPhase(const PersistentArguments& args, int phase,
                                  const Schedule& schedule, int first_tile, TileRing& ring) {
   const PhaseGemm& gemm = Tables{args}.GemmOf(phase);
-  const bool is_low = kForm != PersistentForm::kRows && SlotOrder::IsLow(phase);
+  const bool is_low = !IsRows(kForm) && SlotOrder::IsLow(phase);
   const uint32_t activations = SharedAddress(Memory()) + args.shared.activations;
   const auto multiply = [&](auto use, auto groups) {
     MultiplyTiles<kKind, use, kForm, groups>(args, gemm, schedule, activations, first_tile, is_low,

@@ -220,12 +220,9 @@ class PersistentOnGpu : public ::testing::TestWithParam<Case> {
   /// Whether several rows run in the kernel.
   static bool TakesRows(int rows) {
     const Json& config = GetParam().config;
-    if (config["model_type"].get<std::string>().starts_with("hunyuan")) return false;
-    for (const char* key :
-         {"linear_num_key_heads", "n_shared_experts", "shared_expert_intermediate_size"}) {
-      if (config.contains(key)) return false;
-    }
-    return rows <= 3 || config.contains("num_experts") || config.contains("num_local_experts");
+    if (config.contains("linear_num_key_heads")) return false;
+    return rows <= 3 || config.contains("num_experts") || config.contains("num_local_experts") ||
+           config.contains("n_routed_experts");
   }
 
   Model Load(const Device& device, bool exact = false) const {

@@ -172,7 +172,7 @@ TEST(PersistentPlan, AWideSharedExpertIsSeveralSelections) {
     for (int block = 0; block < kBlocks; ++block) {
       const BlockSchedule schedule = ScheduleBlock(*gemm, block, kBlocks);
       for (const ScheduledTile& tile : schedule.tiles) {
-        if (!gemm->IsShared(tile.selection)) continue;
+        if (tile.selection < gemm->first_shared()) continue;
         const ScheduledUnit& unit = schedule.units[tile.unit];
         const int64_t offset = int64_t{tile.offset} * 16;
         EXPECT_EQ(offset,
@@ -316,6 +316,50 @@ TEST(PersistentPlan, RowsTilesHaveOneBlockAndOneWarp) {
       const int k_tiles = gemm.segments > 1 ? tasks * gemm.weights.tiles_of_strip : gemm.k_tiles;
       EXPECT_EQ(std::ssize(seen), copies * gemm.sides * gemm.strips * k_tiles);
     }
+  }
+}
+
+TEST(PersistentPlan, RowsMultiplyTheSharedExpertOnce) {
+  static const PersistentExpert kExpert;
+  PersistentRouter router = Shape().router;
+  router.shared = 2;
+  PersistentLayer layer = Layer();
+  layer.experts = &kExpert;
+  layer.gemms[2] = Gemm(1536, 2048, 1, 10);
+  layer.gemms[3] = Gemm(2048, 768, 1, 1, 10);
+  for (const int phase : {2, 3}) {
+    PhaseGemm& gemm = layer.gemms[phase];
+    gemm.shared = gemm.weights;
+    gemm.shared_selection = 8;
+    gemm.shared_parts = 2;
+    if (phase == 2) gemm.shared.n *= 2;
+    if (phase == 3) gemm.shared.k *= 2;
+    if (phase == 3) gemm.shared.tiles_of_strip *= 2;
+  }
+  SplitRows(4, router, kBlocks, &layer);
+  // Rows' words have places for ten selections; 32 experts at most, then the shared one's parts.
+  EXPECT_EQ(layer.gemms[2].most_selected, 34);
+  EXPECT_EQ(layer.gemms[2].columns, 10 * 1536);
+  constexpr int kTasks = 15;
+  for (const int phase : {2, 3}) {
+    const PhaseGemm& gemm = layer.gemms[phase];
+    std::set<int64_t> shared;
+    for (int block = 0; block < kBlocks; ++block) {
+      const Schedule header = PhaseDeal(gemm, 4, kTasks, block, kBlocks).Header();
+      if (header.tiles == 0) continue;
+      TileWalk walk(gemm, header, 0);
+      for (int tile = 0; tile < header.tiles; ++tile, walk.Advance()) {
+        const ScheduledTile found = walk.Tile(kTasks - 2);
+        EXPECT_EQ(found.selection, walk.selection());
+        EXPECT_LT(found.selection, kTasks);
+        if (found.selection >= kTasks - 2) {
+          EXPECT_TRUE(shared.insert(found.offset).second);
+        } else {
+          EXPECT_EQ(found.offset, walk.Tile().offset);
+        }
+      }
+    }
+    EXPECT_EQ(std::ssize(shared), gemm.shared.n / kStripOutputs * gemm.shared.tiles_of_strip);
   }
 }
 
