@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <numeric>
 #include <optional>
 #include <random>
@@ -142,7 +143,8 @@ struct ModelCase {
   int team_warps_log2 = 1;
   bool codes = false;  ///< The cache has e4m3.
   bool norms_after_rotary = false;
-  int rows = 1;  ///< The next tokens of as many texts.
+  int rows = 1;       ///< The next tokens of as many texts.
+  bool errs = false;  ///< Its steps with errors are tested, too.
 
   int blocks() const { return std::max(4, 2 * rows); }
 };
@@ -210,15 +212,25 @@ class Model {
     }
     args_.hidden = hidden.data();
     args_.position = args_.moves = positions.data();
-    const cuda_emulation::Shape shape = {dim3(static_cast<unsigned>(case_.blocks())),
-                                         kPersistentBlock, args_.shared.bytes, seed};
-    ASSERT_EQ(cuda_emulation::Emulate(Kernel(), shape, args_), "");
+    ASSERT_EQ(cuda_emulation::Emulate(Kernel(), ShapeOf(seed), args_), "");
     EXPECT_EQ(any_error_, 0);
     EXPECT_GT(margin_, 0.004) << "experts that rounding may exchange";
     for (int row = 0; row < case_.rows; ++row) {
       ExpectNear(hidden.data() + row * kFeatures, wanted[static_cast<size_t>(row)]);
     }
     last_.assign(hidden.data(), hidden.data() + case_.rows * kFeatures);
+  }
+  /// Runs a step that records an error, and leaves nothing behind that later ones read.
+  void StepWithError(int position, float value) {
+    std::vector<float4> hidden(static_cast<size_t>(case_.rows * kFeatures / 4),
+                               {value, value, value, value});
+    const std::vector<int32_t> positions(static_cast<size_t>(case_.rows), position);
+    args_.hidden = &hidden[0].x;
+    args_.position = args_.moves = positions.data();
+    ASSERT_EQ(cuda_emulation::Emulate(Kernel(), ShapeOf(0), args_), "");
+    EXPECT_EQ(any_error_, 1);
+    any_error_ = 0;
+    record_ = {};
   }
   const std::vector<float>& last() const { return last_; }
 
@@ -229,6 +241,10 @@ class Model {
     int position;
   };
 
+  cuda_emulation::Shape ShapeOf(uint32_t seed) const {
+    return {dim3(static_cast<unsigned>(case_.blocks())), kPersistentBlock, args_.shared.bytes,
+            seed};
+  }
   void (*Kernel() const)(PersistentArguments) {
     switch (case_.form) {
       case PersistentForm::kToken:
@@ -255,9 +271,9 @@ class Model {
   }
   /// Where a position's key or value begins, in a page of a layer.
   size_t PlaceOf(int layer, const Place& at, int kv_head, bool is_value) const {
-    const int page =
-        table_[static_cast<size_t>(at.row * kCachePages + at.position / kCachePageTokens)];
-    const int token = at.position % kCachePageTokens;
+    const int64_t block = int64_t{at.row} * kCachePages + at.position / kCachePageTokens;
+    const int64_t page = table_[static_cast<size_t>(block)];
+    const int64_t token = at.position % kCachePageTokens;
     const int side = is_value ? kKvHeads * kCachePageTokens * kHeadDim : 0;
     return static_cast<size_t>((page * kLayers + layer) * kPageElements + side +
                                (kv_head * kCachePageTokens + token) * kHeadDim);
@@ -518,6 +534,11 @@ TEST_P(PersistentEmulation, IsNearToDoubleInAnyOrder) {
   // Only tags differ, and the order of threads and CTAs.
   model.Step(150, 3);
   EXPECT_EQ(model.last(), first);
+  if (GetParam().errs) {
+    model.StepWithError(kCachePages * kCachePageTokens, 1.0f);
+    model.StepWithError(-1, 1.0f);
+    model.StepWithError(151, std::numeric_limits<float>::quiet_NaN());
+  }
   model.Step(151, 0);
 }
 
@@ -530,16 +551,16 @@ INSTANTIATE_TEST_SUITE_P(
                   .form = PersistentForm::kGeneralRows,
                   .parts = 2,
                   .gated = true,
-                  .rows = 3},
+                  .rows = 3,
+                  .errs = true},
         ModelCase{.name = "sigmoid_rows",
                   .form = PersistentForm::kGeneralRows,
                   .parts = 1,
                   .sigmoid = true,
                   .norms_after_rotary = true,
                   .rows = 2},
-        ModelCase{.name = "wide", .parts = 2, .gated = true, .team_warps_log2 = 2},
+        ModelCase{.name = "wide", .parts = 2, .gated = true, .team_warps_log2 = 2, .errs = true},
         ModelCase{.name = "sigmoid", .parts = 3, .sigmoid = true, .team_warps_log2 = 3},
-        ModelCase{.name = "codes_of_four_warps", .parts = 1, .team_warps_log2 = 2, .codes = true},
         ModelCase{.name = "codes_of_eight_warps",
                   .parts = 1,
                   .team_warps_log2 = 3,
