@@ -249,6 +249,8 @@ class Model {
     switch (case_.form) {
       case PersistentForm::kToken:
         return &PersistentKernel<CodeKind::kFp4, PersistentForm::kToken>;
+      case PersistentForm::kHybrid:
+        return &PersistentKernel<CodeKind::kFp4, PersistentForm::kHybrid>;
       case PersistentForm::kRows:
         return &PersistentKernel<CodeKind::kFp4, PersistentForm::kRows>;
       case PersistentForm::kGeneralRows:
@@ -546,6 +548,11 @@ INSTANTIATE_TEST_SUITE_P(
     Models, PersistentEmulation,
     ::testing::Values(
         ModelCase{.name = "token", .form = PersistentForm::kToken},
+        ModelCase{.name = "hybrid",
+                  .form = PersistentForm::kHybrid,
+                  .parts = 2,
+                  .gated = true,
+                  .team_warps_log2 = 3},
         ModelCase{.name = "rows", .form = PersistentForm::kRows, .rows = 3},
         ModelCase{.name = "gated_rows",
                   .form = PersistentForm::kGeneralRows,
@@ -560,9 +567,9 @@ INSTANTIATE_TEST_SUITE_P(
                   .norms_after_rotary = true,
                   .rows = 2},
         ModelCase{.name = "wide", .parts = 2, .gated = true, .team_warps_log2 = 2, .errs = true},
-        ModelCase{.name = "sigmoid", .parts = 3, .sigmoid = true, .team_warps_log2 = 3},
-        ModelCase{.name = "codes_of_eight_warps",
-                  .parts = 1,
+        ModelCase{.name = "sigmoid",
+                  .parts = 3,
+                  .sigmoid = true,
                   .team_warps_log2 = 3,
                   .codes = true,
                   .norms_after_rotary = true}),
