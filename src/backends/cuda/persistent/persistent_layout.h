@@ -252,8 +252,8 @@ struct PersistentShared {
   int bytes = 0;
 };
 
-/// Teams of warps in attention, each with a stage of keys and values: of 2 warps, of 8 in the
-/// hybrid form, or in form kGeneral of as few as there is memory for.
+/// Teams of warps in attention, each with a stage of keys and values: of two warps, in the hybrid
+/// form of eight, and in form kGeneral of as few as memory allows.
 inline constexpr int kMostTeams = kPersistentWarps / 2;
 inline constexpr int kLeastTeamWarpsLog2 = 1;
 inline constexpr int kMostTeamWarpsLog2 = 3;

@@ -596,6 +596,7 @@ bool LayOutRows(const LargestLayer& most, int blocks, int shared_bytes, Persiste
   TakeTables(blocks, &shared, args);
   Offsets attention = shared;
   args->activation_stride = most.span * kTileK * 2 + kRowPadding;
+  args->team_warps_log2 = kLeastTeamWarpsLog2;
   at.activations = shared.Take(rows * args->activation_stride);
   const int64_t routed = args->form == PersistentForm::kGeneralRows ? rows : 1;
   at.sums = shared.Take(std::max((most.units + kPersistentWarps) * rows * kRowSumFloats * 4,
