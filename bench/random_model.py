@@ -124,6 +124,35 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
         "hidden_act": "silu",
     },
+    "glm-4.5-air": {
+        "architectures": ["Glm4MoeForCausalLM"],
+        "model_type": "glm4_moe",
+        "hidden_size": 4096,
+        "intermediate_size": 10944,
+        "moe_intermediate_size": 1408,
+        "n_routed_experts": 128,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "first_k_dense_replace": 1,
+        "norm_topk_prob": True,
+        "n_group": 1,
+        "topk_group": 1,
+        "routed_scaling_factor": 1.0,
+        "num_hidden_layers": 46,
+        "num_nextn_predict_layers": 0,
+        "num_attention_heads": 96,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "attention_bias": True,
+        "use_qk_norm": False,
+        "partial_rotary_factor": 0.5,
+        "vocab_size": 151552,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1000000.0,
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": False,
+        "hidden_act": "silu",
+    },
     "qwen3.6-35b-a3b": {
         "architectures": ["Qwen3_5MoeForCausalLM"],
         "model_type": "qwen3_5_moe_text",
@@ -223,6 +252,11 @@ def deepseek_tensors(config: dict[str, Any], prefix: str) -> Shapes:
     yield prefix + "input_layernorm.weight", (hidden,)
     yield prefix + "post_attention_layernorm.weight", (hidden,)
     yield from latent_tensors(config, prefix)
+    yield from deepseek_mlp_tensors(config, prefix)
+
+
+def deepseek_mlp_tensors(config: dict[str, Any], prefix: str) -> Shapes:
+    hidden = config["hidden_size"]
     layer = int(prefix.split(".")[2])
     modules = {prefix + "mlp.": config["intermediate_size"]}
     # The layer that predicts further tokens has experts in any case.
@@ -277,6 +311,8 @@ def attention_tensors(config: dict[str, Any], prefix: str) -> Shapes:
     gated = config["model_type"].startswith("qwen3_5")
     for name, rows in (("q_proj", queries * (1 + gated)), ("k_proj", keys), ("v_proj", keys)):
         yield f"{prefix}self_attn.{name}.weight", (rows, hidden)
+        if config.get("attention_bias"):
+            yield f"{prefix}self_attn.{name}.bias", (rows,)
     yield prefix + "self_attn.o_proj.weight", (hidden, queries)
     if config["model_type"].startswith("qwen3"):
         for name in ("q_norm", "k_norm"):
@@ -304,6 +340,9 @@ def layer_tensors(config: dict[str, Any], prefix: str) -> Shapes:
     # Three of four layers of Qwen3.5 have a gated delta net.
     hybrid = "linear_conv_kernel_dim" in config and layer % 4 != 3
     yield from (delta_net_tensors if hybrid else attention_tensors)(config, prefix)
+    if "n_routed_experts" in config:
+        yield from deepseek_mlp_tensors(config, prefix)
+        return
     if "num_experts" not in config:
         modules = {prefix + "mlp.": config["intermediate_size"]}
     else:
@@ -451,7 +490,7 @@ def fp4_part(part: list[tuple[str, tuple[int, ...]]], weights: Weights,
     matrices: dict[str, tuple[int, ...]] = {}
     for name, shape in part:
         pieces = name.split(".")
-        if pieces[-2] not in CODED or weights.is_whole(name):
+        if pieces[-1] != "weight" or pieces[-2] not in CODED or weights.is_whole(name):
             stored[name] = Stored("BF16", weights.make(name, shape))
             continue
         if "experts" in pieces:

@@ -81,15 +81,15 @@ def operands(section: str) -> list[str]:
 
 
 def main_instruction(text: str) -> str:
-    lines = text.replace("\\n", ";").replace("\\t", " ").split(";")
-    lines = [line.strip().removeprefix("{").strip() for line in lines]
+    """The instruction of a statement. One whose predicate is an operand has a name with "if."."""
+    lines = [line.strip().removeprefix("{").strip()
+             for line in text.replace("\\n", ";").replace("\\t", " ").split(";")]
     for line in lines:
         if line and not line.startswith(AROUND) and not line.endswith(":"):
             return line
-    # An instruction under a condition, which is its last operand.
     for line in lines:
         if line.startswith("@"):
-            return line.split(maxsplit=1)[1]
+            return "if." + line.split(maxsplit=1)[1]
     return ""
 
 

@@ -82,12 +82,12 @@ inline void mbarrier_test_wait_parity_shared_cta_b64(const char* text, uint32_t 
                                                      int parity) {
   Wait(text, barrier, parity);
 }
+inline void setmaxnreg_dec_sync_aligned_u32(const char*) {}
+inline void setmaxnreg_inc_sync_aligned_u32(const char*) {}
 inline void fence_mbarrier_init_release_cluster(const char*) {}
 inline void fence_proxy_async_shared_cta(const char*) {}
 
 // The state of a launch, of which one runs at a time.
-inline void setmaxnreg_inc_sync_aligned_u32(const char*) {}
-inline void setmaxnreg_dec_sync_aligned_u32(const char*) {}
 inline void griddepcontrol_wait(const char*) {}
 inline void griddepcontrol_launch_dependents(const char*) {}
 template <typename T>
@@ -190,11 +190,11 @@ inline void ld_relaxed_gpu_global_v4_u32(const char* text, uint32_t& x, uint32_t
   z = Word(from)[2];
   w = Word(from)[3];
 }
-/// Under a condition.
+/// Reads only where the last operand is not 0.
 template <typename T>
-inline void ld_relaxed_gpu_global_v4_u32(const char* text, uint32_t& x, uint32_t& y, uint32_t& z,
-                                         uint32_t& w, T* from, int loads) {
-  if (loads != 0) ld_relaxed_gpu_global_v4_u32(text, x, y, z, w, from);
+inline void if_ld_relaxed_gpu_global_v4_u32(const char* text, uint32_t& x, uint32_t& y, uint32_t& z,
+                                            uint32_t& w, T* from, int reads) {
+  if (reads != 0) ld_relaxed_gpu_global_v4_u32(text, x, y, z, w, from);
 }
 template <typename T>
 inline void st_relaxed_gpu_global_u32(const char*, T* to, uint32_t x) {

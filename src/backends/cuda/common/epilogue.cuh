@@ -50,6 +50,7 @@ MARLIN_DEVICE float TimesSigmoid(float x, float y) {
 /// Activations, as numbered in gemm.h.
 inline constexpr int kSilu = 1;
 inline constexpr int kGeluTanh = 2;
+inline constexpr int kRelu = 3;
 
 /// A tree of branches: a switch would be an indirect branch, which costs more than an activation.
 template <bool kFast = false>
@@ -62,17 +63,22 @@ MARLIN_DEVICE float Activate(int activation, float x) {
     // x (1 + tanh u) / 2 = x sigmoid(2 u)
     return TimesSigmoid<kFast>(x, 1.59576912f * (x + 0.044715f * x * x * x));
   }
-  return x < 0.0f ? 0.0f : x;  // kRelu; propagates NaN
+  return x < 0.0f ? 0.0f : x;  // kRelu, which propagates NaN.
 }
 
-/// The gated activation of a gate and an up; kFast: as in TimesSigmoid.
-template <bool kFast = false>
-MARLIN_DEVICE float GateProduct(const GateView& gate, float g, float u) {
-  if (gate.limit == 0.0f) return Activate<kFast>(gate.activation, g) * u;
+/// The gated activation of a gate and an up that are clamped first.
+template <bool kFast>
+MARLIN_DEVICE float ClampedProduct(const GateView& gate, float g, float u) {
   // Comparisons that keep NaN.
   g = g > gate.limit ? gate.limit : g;
   u = u > gate.limit ? gate.limit : u < -gate.limit ? -gate.limit : u;
   return TimesSigmoid<kFast>((u + 1.0f) * g, gate.alpha * g);
+}
+/// The gated activation of a gate and an up; kFast: as in TimesSigmoid.
+template <bool kFast = false>
+MARLIN_DEVICE float GateProduct(const GateView& gate, float g, float u) {
+  if (gate.limit != 0.0f) return ClampedProduct<kFast>(gate, g, u);
+  return Activate<kFast>(gate.activation, g) * u;
 }
 
 /// g = the gated activation of g and u, of several values: one branch for all.
@@ -84,13 +90,14 @@ MARLIN_DEVICE void ReplaceByProducts(const GateView& gate, float (&g)[kCount],
     for (int i = 0; i < kCount; ++i) g[i] = product(g[i], u[i]);
   };
   if (gate.limit != 0.0f) {
-    replace([&](float x, float y) { return GateProduct<kFast>(gate, x, y); });
+    replace([&](float x, float y) { return ClampedProduct<kFast>(gate, x, y); });
   } else if (gate.activation == kSilu) {
     replace([](float x, float y) { return Activate<kFast>(kSilu, x) * y; });
   } else if (gate.activation == kGeluTanh) {
     replace([](float x, float y) { return Activate<kFast>(kGeluTanh, x) * y; });
   } else {
-    replace([&](float x, float y) { return Activate<kFast>(gate.activation, x) * y; });
+    const bool relu = gate.activation == kRelu;
+    replace([&](float x, float y) { return (relu ? Activate(kRelu, x) : x) * y; });
   }
 }
 

@@ -75,7 +75,7 @@ MARLIN_DEVICE uint8_t* FindPage(const PersistentArguments& args, int group, int 
   const auto number = static_cast<uint32_t>(page);
   const uint32_t slab = page < 0 ? ~0u : number / pages.slab_pages;
   if (slab >= static_cast<uint32_t>(pages.slab_count) || pages.slabs[slab] == nullptr) {
-    const int sequence = kForm == PersistentForm::kRows ? Tables{args}.Scratch().sequence : 0;
+    const int sequence = IsRows(kForm) ? Tables{args}.Scratch().sequence : 0;
     RecordError(args.errors, ValueError::kPage, page, block, sequence);
     return nullptr;
   }
@@ -176,6 +176,22 @@ MARLIN_DEVICE void RequestRow(uint32_t to, const uint8_t* from, int left, int by
   for (int at = 0; at < left; at += 64) CopyAsync16(to + at, from + at, bytes);
 }
 
+/// Sums of the teams, in place of the keys: [teams][group] maxima, as many sums, then values.
+struct TeamSums {
+  float* largest;
+  float* sums;
+  float* values;
+  int stride;
+
+  MARLIN_DEVICE TeamSums(const PersistentArguments& args, int teams)
+      : largest(reinterpret_cast<float*>(Memory() + args.shared.keys)),
+        sums(largest + teams * args.group),
+        values(largest + (2 * teams * args.group + 3) / 4 * 4),
+        stride(args.value_dim + kMergePadding) {}
+
+  MARLIN_DEVICE float* Values(int at) const { return values + at * stride; }
+};
+
 /// The keys and heads of a CTA in a layer, and their places.
 class PartOfAttention {
  protected:
@@ -239,7 +255,7 @@ class TokenAttention : private PartOfAttention {
   /// by the copying threads, `thread` of kKeyCopiers.
   MARLIN_DEVICE void RequestFirst(int thread) const {
 #pragma unroll 1
-    for (int team = 0; team < kTeams; ++team) {
+    for (int team = 0; team < Teams(); ++team) {
       const int block = Part().first_block + team;
       if (block >= Part().end_block) break;
       Request(block, team, thread, Part().pages[team]);
@@ -262,7 +278,7 @@ class TokenAttention : private PartOfAttention {
     const uint32_t queries = SharedAddress(Memory()) + args_.shared.queries;
     const WarpOperands operands = {queries, queries + kMostGroupHeads * KeyRow(), KeyRow(),
                                    ValueRow()};
-    WarpSoftmax<kTiles> softmax(operands, args_.key_dim, args_.value_dim / kTeamWarps, args_.scale);
+    WarpSoftmax<kTiles> softmax(operands, args_.key_dim, WarpFeatures(), args_.scale);
     AddKeys(index, softmax);
     SyncFirst<kPersistentThreads>();
     StoreSums(softmax);
@@ -273,7 +289,8 @@ class TokenAttention : private PartOfAttention {
 
   /// The parts of a KV head that every reader merges for itself (GatherMerged): reading so few of
   /// them costs less than another exchange.
-  static constexpr int kMostMergedByReaders = kForm == PersistentForm::kToken ? 4 : 1;
+  static constexpr int kMostMergedByReaders =
+      IsRows(kForm) || kForm == PersistentForm::kHybrid ? 1 : 4;
 
   MARLIN_DEVICE bool ReadersMerge() const {
     return Part().active_splits > 1 && Part().active_splits <= kMostMergedByReaders;
@@ -340,16 +357,20 @@ class TokenAttention : private PartOfAttention {
 
  private:
   static constexpr bool kHybrid = kForm == PersistentForm::kHybrid;
-  static constexpr bool kRows = kForm == PersistentForm::kRows;
-  static constexpr int kTeams = TeamsOf(kHybrid);
-  static constexpr int kTeamWarps = kPersistentWarps / kTeams;
+  static constexpr bool kRows = IsRows(kForm);
+  static constexpr bool kGeneral = IsGeneral(kForm);
+  static constexpr int kLeastLog2 = TeamWarpsLog2(kHybrid);
+  static constexpr int kTeams = kPersistentWarps >> kLeastLog2;  ///< At most.
   static constexpr int kMostFeatures = kHybrid ? kMostHybridFeatures : kMostHeadFeatures;
-  static constexpr int kTiles = kMostFeatures / 16 / kTeamWarps;  ///< Value tiles of a warp.
+  static constexpr int kTiles = kMostFeatures / 16 >> kLeastLog2;  ///< Value tiles of a warp.
   static constexpr int kQuads = kMostFeatures / 128;  ///< A lane has of a head's features.
 
-  MARLIN_DEVICE int Team() const { return warp_ / kTeamWarps; }
+  MARLIN_DEVICE int WarpsLog2() const { return TeamWarpsLog2<kForm>(args_); }
+  MARLIN_DEVICE int Teams() const { return kPersistentWarps >> WarpsLog2(); }
+  MARLIN_DEVICE int Team() const { return warp_ >> WarpsLog2(); }
   /// The warp's part of the value features.
-  MARLIN_DEVICE int OfTeam() const { return warp_ % kTeamWarps; }
+  MARLIN_DEVICE int OfTeam() const { return warp_ & ((1 << WarpsLog2()) - 1); }
+  MARLIN_DEVICE int WarpFeatures() const { return args_.value_dim >> WarpsLog2(); }
   /// A row of a team's stage.
   MARLIN_DEVICE uint32_t Row(int team, int row, bool is_value) const {
     const uint32_t stage =
@@ -414,9 +435,12 @@ class TokenAttention : private PartOfAttention {
       }
       __syncwarp();
       if (!is_value) {
-        if ((is_key ? layer_.key_norm : layer_.query_norm) != nullptr) Normalize(is_key, head);
+        const bool norms = (is_key ? layer_.key_norm : layer_.query_norm) != nullptr;
+        const bool after = kGeneral && args_.norms_after_rotary;
+        if (norms && !after) Normalize(is_key, head);
         // Only the first features of a large head rotate.
         Rotate(args_, back * args_.pairs, head[0]);
+        if (norms && after) Normalize(is_key, head);
       }
 #pragma unroll
       for (int i = 0; i < kQuads; ++i) {
@@ -491,7 +515,7 @@ class TokenAttention : private PartOfAttention {
 
   /// A barrier of the warps of a team.
   MARLIN_DEVICE void SyncTeam() const {
-    asm volatile("bar.sync %0, %1;" ::"r"(Team() + 1), "n"(32 * kTeamWarps) : "memory");
+    asm volatile("bar.sync %0, %1;" ::"r"(Team() + 1), "r"(32 << WarpsLog2()) : "memory");
   }
 
   /// Puts the block's new keys and values in their rows of the stage, each by a warp of the team.
@@ -499,7 +523,8 @@ class TokenAttention : private PartOfAttention {
     if constexpr (kRows) {
       const int end = min(New().end, (block + 1) * kWarpKeys);
 #pragma unroll 1
-      for (int key = max(New().first, block * kWarpKeys) + OfTeam(); key < end; key += kTeamWarps) {
+      for (int key = max(New().first, block * kWarpKeys) + OfTeam(); key < end;
+           key += 1 << WarpsLog2()) {
         InsertFresh(key);
       }
     } else {
@@ -521,6 +546,7 @@ class TokenAttention : private PartOfAttention {
 
   /// Widens the codes of the team's block in place, but for the rows of new keys: sixteen lanes
   /// have a row, which they read before they write, and a warp of two has two of every four rows.
+  /// Called by the first two warps of the team.
   MARLIN_DEVICE void Widen(int block) const {
     const int unit = lane_ & 15;
 #pragma unroll 1
@@ -540,22 +566,22 @@ class TokenAttention : private PartOfAttention {
   template <typename Softmax>
   MARLIN_DEVICE void AddKeys(int index, Softmax& softmax) const {
     AwaitLayer(args_, LayerBarrier::kKeys, index);
-    const uint32_t part = static_cast<uint32_t>(OfTeam()) * (2 * args_.value_dim / kTeamWarps);
+    const uint32_t part = static_cast<uint32_t>(OfTeam()) * (2 * WarpFeatures());
 #pragma unroll 1
-    for (int block = Part().first_block + Team(); block < Part().end_block; block += kTeams) {
+    for (int block = Part().first_block + Team(); block < Part().end_block; block += Teams()) {
       WaitForAllCopies();
       if (!kHybrid && HasCodes()) {
         SyncTeam();
-        Widen(block);
+        if (!kGeneral || OfTeam() < 2) Widen(block);
       }
       InsertNew(block);
       SyncTeam();
       softmax.Add(Row(Team(), 0, false), Row(Team(), 0, true) + part, block * kWarpKeys, [&](int) {
         return KeySpan{Part().first_key, Position() + 1};
       });
-      if (block + kTeams >= Part().end_block) break;
+      if (block + Teams() >= Part().end_block) break;
       SyncTeam();
-      const int next = block + kTeams;
+      const int next = block + Teams();
       if (OfTeam() > 1) continue;
       Request(next, Team(), OfTeam() * 32 + lane_,
               FindPage<kForm>(args_, layer_.cache_group, next * kWarpKeys));
@@ -563,32 +589,21 @@ class TokenAttention : private PartOfAttention {
     softmax.SumLanes();
   }
 
-  /// Sums of the teams, in place of the keys: [kTeams][group] maxima, as many sums, then
-  /// values.
-  MARLIN_DEVICE float* Sums() const {
-    return reinterpret_cast<float*>(Memory() + args_.shared.keys);
-  }
-  MARLIN_DEVICE int ValuesAt() const { return (2 * kTeams * args_.group + 3) / 4 * 4; }
-  MARLIN_DEVICE int ValuesStride() const { return args_.value_dim + kMergePadding; }
-
   template <typename Softmax>
   MARLIN_DEVICE void StoreSums(const Softmax& softmax) const {
-    float* const largest = Sums();
-    float* const sums = largest + kTeams * args_.group;
-    float* const values = largest + ValuesAt();
-    const int first_feature = OfTeam() * args_.value_dim / kTeamWarps;
+    const TeamSums of_teams(args_, Teams());
+    const int first_feature = OfTeam() * WarpFeatures();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int head = (lane_ >> 2) + 8 * half;
       if (head >= args_.group) continue;
       const int at = Team() * args_.group + head;
       if ((lane_ & 3) == 0 && OfTeam() == 0) {
-        largest[at] = softmax.largest(half);
-        sums[at] = softmax.sum(half);
+        of_teams.largest[at] = softmax.largest(half);
+        of_teams.sums[at] = softmax.sum(half);
       }
       softmax.ForPairs(half, [&](int feature, float first, float second) {
-        *reinterpret_cast<float2*>(values + at * ValuesStride() + first_feature + feature) = {
-            first, second};
+        *reinterpret_cast<float2*>(of_teams.Values(at) + first_feature + feature) = {first, second};
       });
     }
   }
@@ -605,15 +620,13 @@ class TokenAttention : private PartOfAttention {
   }
   MARLIN_DEVICE void PublishMergedQuad(uint32_t* parts, uint32_t* mixed, int head, int quad,
                                        uint32_t tag) const {
-    const float* const largest = Sums();
-    const float* const sums = largest + kTeams * args_.group;
-    const float* const values = largest + ValuesAt();
-    const int teams = min(Part().end_block - Part().first_block, kTeams);
+    const TeamSums of_teams(args_, Teams());
+    const int teams = min(Part().end_block - Part().first_block, Teams());
     float factors[kTeams];
     SoftmaxPart merged;
 #pragma unroll
     for (int team = 0; team < kTeams; ++team) {
-      factors[team] = team < teams ? largest[team * args_.group + head] : NoScore();
+      factors[team] = team < teams ? of_teams.largest[team * args_.group + head] : NoScore();
       merged.largest = fmaxf(merged.largest, factors[team]);
     }
 #pragma unroll
@@ -621,9 +634,8 @@ class TokenAttention : private PartOfAttention {
       if (team >= teams) break;
       const int at = team * args_.group + head;
       const float factor = RescaleFactor(factors[team], merged.largest);
-      merged.sum = __fmaf_rn(sums[at], factor, merged.sum);
-      merged.AddValues(*reinterpret_cast<const float4*>(values + at * ValuesStride() + 4 * quad),
-                       factor);
+      merged.sum = __fmaf_rn(of_teams.sums[at], factor, merged.sum);
+      merged.AddValues(*reinterpret_cast<const float4*>(of_teams.Values(at) + 4 * quad), factor);
     }
     if (Part().active_splits == 1) {
       const int number = KvHead() * args_.group + head;

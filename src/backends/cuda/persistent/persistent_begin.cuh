@@ -47,7 +47,7 @@ MARLIN_DEVICE void FindNewKeys(const PersistentArguments& args, int row) {
 /// The pages of the CTA's first keys and of the new one.
 template <PersistentForm kForm>
 MARLIN_DEVICE void FindFirstPages(const PersistentArguments& args) {
-  constexpr int teams = TeamsOf(kForm == PersistentForm::kHybrid);
+  const int teams = TeamsOf<kForm>(args);
   const auto thread = static_cast<int>(threadIdx.x);
   if (thread > teams) return;
   PersistentScratch& scratch = Tables{args}.Scratch();

@@ -31,6 +31,20 @@ MARLIN_HOST_DEVICE int WarpOfTile(int tile, int tiles) {
   return QuotientOf(kPersistentWarps * (tile + 1) - 1, tiles);
 }
 
+/// Where a tile of part `part` of the shared expert begins in its matrix: parts divide its inner
+/// features, which are outputs of gates and inputs of downs. One matrix of both sides has the gates
+/// of all parts first.
+MARLIN_HOST_DEVICE int64_t SharedTileOffset(const PhaseGemm& gemm, int part, int strip, int tile) {
+  if (gemm.segments > 1) {
+    return TileOffset(gemm.shared, strip, part * gemm.weights.tiles_of_strip + tile);
+  }
+  if (gemm.shared_parts == 1) return TileOffset(gemm.shared, strip, tile);
+  if (gemm.sides == 2) return TileOffset(gemm.shared, part * gemm.strips + strip, tile);
+  const int half = gemm.strips / 2;
+  const int before = strip < half ? part * half : (gemm.shared_parts + part - 1) * half;
+  return TileOffset(gemm.shared, before + strip, tile);
+}
+
 /// The part of CTA `block` of `blocks` in a phase.
 class PhaseDeal {
  public:
@@ -157,24 +171,34 @@ class TileWalk {
 
   MARLIN_HOST_DEVICE int unit() const { return unit_; }
   MARLIN_HOST_DEVICE int k_tile() const { return k_tile_; }
+  MARLIN_HOST_DEVICE int selection() const {
+    return gemm_.segments > 1 ? k_tile_ * gemm_.segment_factor >> kSegmentBits : copy_;
+  }
   MARLIN_HOST_DEVICE ScheduledTile Tile() const {
-    const int side = of_copy_ >= gemm_.strips ? 1 : 0;
-    const int segment = gemm_.segments > 1 ? k_tile_ * gemm_.segment_factor >> kSegmentBits : 0;
-    const int selection = gemm_.segments > 1 ? segment : copy_;
-    const TileView& layout = selection == gemm_.shared_selection ? gemm_.shared : gemm_.weights;
-    ScheduledTile tile;
-    tile.offset =
-        static_cast<uint32_t>(TileOffset(layout, of_copy_ - side * gemm_.strips,
-                                         k_tile_ - segment * gemm_.weights.tiles_of_strip) /
-                              16);
-    tile.k_tile = static_cast<uint16_t>(k_tile_);
-    tile.unit = static_cast<uint8_t>(unit_);
-    tile.selection = static_cast<uint8_t>(selection) & 127;
-    tile.side = static_cast<uint8_t>(side) & 1;
-    return tile;
+    return TileAt(TileOffset(gemm_.weights, Strip(), OfSegment()));
+  }
+  /// The same, where selections from `first_shared` on are parts of the shared expert.
+  MARLIN_HOST_DEVICE ScheduledTile Tile(int first_shared) const {
+    const int part = selection() - first_shared;
+    if (part < 0) return Tile();
+    return TileAt(SharedTileOffset(gemm_, part, Strip(), OfSegment()));
   }
 
  private:
+  MARLIN_HOST_DEVICE int Side() const { return of_copy_ >= gemm_.strips ? 1 : 0; }
+  MARLIN_HOST_DEVICE int Strip() const { return of_copy_ - Side() * gemm_.strips; }
+  MARLIN_HOST_DEVICE int OfSegment() const {
+    return k_tile_ - (gemm_.segments > 1 ? selection() : 0) * gemm_.weights.tiles_of_strip;
+  }
+  MARLIN_HOST_DEVICE ScheduledTile TileAt(int64_t offset) const {
+    ScheduledTile tile;
+    tile.offset = static_cast<uint32_t>(offset / 16);
+    tile.k_tile = static_cast<uint16_t>(k_tile_);
+    tile.unit = static_cast<uint8_t>(unit_);
+    tile.selection = static_cast<uint8_t>(selection()) & 127;
+    tile.side = static_cast<uint8_t>(Side()) & 1;
+    return tile;
+  }
   MARLIN_HOST_DEVICE void SetSplit(int first) {
     first_ = first;
     const int end = first + schedule_.tiles_of_split;

@@ -17,7 +17,8 @@ bool SameAttention(const PersistentArguments& a, const PersistentArguments& b) {
          a.key_dim == b.key_dim && a.value_dim == b.value_dim && a.scale == b.scale &&
          a.frequencies == b.frequencies && a.pairs == b.pairs &&
          a.rotary_factor == b.rotary_factor && a.interleaved == b.interleaved &&
-         a.cache_bytes == b.cache_bytes && a.output_gate == b.output_gate;
+         a.norms_after_rotary == b.norms_after_rotary && a.cache_bytes == b.cache_bytes &&
+         a.output_gate == b.output_gate;
 }
 
 /// `shape` with what all layers' attention has in common.
@@ -33,18 +34,29 @@ PersistentArguments ShapeOf(const AttentionStep& step, int64_t hidden, Persisten
   shape.pairs = static_cast<int>(step.rotary.inverse_frequencies.ElementCount());
   shape.rotary_factor = step.rotary.attention_factor;
   shape.interleaved = step.rotary.interleaved;
+  shape.norms_after_rotary = step.norms == AttentionStep::Norms::kAfterRotary;
   shape.output_gate = step.output_gate;
   shape.cache_bytes = step.cache.type == DType::kF8E4M3 ? 1 : 2;
   return shape;
 }
 
-/// Sets the tiles of the shared expert. False if kernels read them in another way.
-bool JoinShared(const PhaseGemm& its, int selection, PhaseGemm* gemm) {
+PersistentExpert ExpertOf(const PhaseGemm& gates, const PhaseGemm& down) {
+  return {
+      gates.weights.tiles, gates.up_tiles,           down.weights.tiles,  gates.bias,
+      down.bias,           gates.weights.multiplier, gates.up_multiplier, down.weights.multiplier};
+}
+
+/// Sets the tiles of the shared expert, whose `parts` are the last selections. False if kernels
+/// read them in another way.
+bool JoinShared(const PhaseGemm& its, int selection, int parts, PhaseGemm* gemm) {
   TileView layout = its.weights;
   layout.tile_bytes = gemm->weights.tile_bytes;
   layout.groups_per_tile = gemm->weights.groups_per_tile;
+  layout.k = gemm->weights.k;
+  layout.n = gemm->weights.n;
   gemm->shared = its.weights;
   gemm->shared_selection = selection;
+  gemm->shared_parts = parts;
   gemm->use = std::max(gemm->use, its.use);
   return SameTiles(gemm->weights, layout) && gemm->sides == its.sides;
 }
@@ -89,7 +101,7 @@ Support PersistentDescription::AddLayer(const LayerSteps& steps, int64_t hidden)
     if (!support.ok()) return support;
   }
   shape_.features = static_cast<int>(hidden);
-  shape_.form = steps.hybrid ? PersistentForm::kHybrid : PersistentForm::kToken;
+  if (steps.hybrid) shape_.form = PersistentForm::kHybrid;
   PersistentLayer& layer = layers_.emplace_back();
   if (const Support support = AddMixer(steps, &layer); !support.ok()) return support;
   if (steps.attention != nullptr) AddAttention(steps, &layer);
@@ -148,6 +160,7 @@ Support PersistentDescription::SetAttention(const AttentionStep& step, int64_t h
     return {"another shape of attention than the layers before"};
   }
   shape_ = shape;
+  if (shape.norms_after_rotary) TakeGeneralForm();
   shape_.key_groups |= 1U << step.cache_group;
   CacheGroup& group = shape_.groups[step.cache_group];
   group.window = static_cast<int>(std::min<int64_t>(step.options.window, 1 << 30));
@@ -236,6 +249,11 @@ Support PersistentDescription::AddDelta(const GatedDeltaStep& step, PersistentLa
   return {};
 }
 
+/// For what the form of one token lacks; that of hybrid models has shared experts, too.
+void PersistentDescription::TakeGeneralForm() {
+  if (shape_.form == PersistentForm::kToken) shape_.form = PersistentForm::kGeneral;
+}
+
 Support PersistentDescription::SetGate(const GateOptions& gate) {
   const GateView view = {static_cast<int>(gate.activation), gate.limit, gate.alpha};
   if (layers_.size() == 1) shape_.gate = view;
@@ -268,7 +286,7 @@ Support PersistentDescription::AddMlp(const LayerSteps& steps, PersistentLayer* 
 Support PersistentDescription::SetRouter(const RouterOptions& options, const ExpertsStep& step) {
   PersistentRouter router;
   router.experts = static_cast<int>(step.experts.size());
-  router.shared = step.shared.gate_up.parts.empty() ? 0 : 1;
+  router.shared = SharedParts(step);
   router.shared_gated = step.shared_gate.parts.empty() ? 0 : 1;
   router.top_k = static_cast<int>(options.top_k);
   router.scoring = static_cast<int>(options.scoring);
@@ -279,6 +297,7 @@ Support PersistentDescription::SetRouter(const RouterOptions& options, const Exp
   router.least_sum = static_cast<double>(options.least_sum);
   router.scaling_factor = static_cast<double>(options.scaling_factor);
   if (routers_.empty()) shape_.router = router;
+  if (router.shared > 0) TakeGeneralForm();
   if (shape_.router == router) return {};
   return {"another router than the layers before"};
 }
@@ -305,9 +324,7 @@ Support PersistentDescription::AddExperts(const LayerSteps& steps, PersistentLay
         down.use != its_down.use) {
       return {"experts in different tiles"};
     }
-    experts_.push_back({its_gates.weights.tiles, its_gates.up_tiles, its_down.weights.tiles,
-                        its_gates.bias, its_down.bias, its_gates.weights.multiplier,
-                        its_gates.up_multiplier, its_down.weights.multiplier});
+    experts_.push_back(ExpertOf(its_gates, its_down));
   }
   if (const Support support = AddShared(*steps.experts, &gates, &down); !support.ok()) {
     return support;
@@ -334,7 +351,8 @@ Support PersistentDescription::AddExperts(const LayerSteps& steps, PersistentLay
   return {};
 }
 
-/// The shared expert, the last of a layer's, whose tiles may have other groups than the others'.
+/// The parts of the shared expert, the last ones of a layer's experts, whose tiles may have other
+/// groups than the others'.
 Support PersistentDescription::AddShared(const ExpertsStep& step, PhaseGemm* gates,
                                          PhaseGemm* down) {
   if (shape_.router.shared == 0) return {};
@@ -344,12 +362,15 @@ Support PersistentDescription::AddShared(const ExpertsStep& step, PhaseGemm* gat
     return support;
   }
   const int selection = shape_.router.top_k;
-  if (!JoinShared(its_gates, selection, gates) || !JoinShared(its_down, selection, down)) {
+  const int parts = shape_.router.shared;
+  const bool fits = its_gates.weights.k == gates->weights.k && its_gates.n == parts * gates->n &&
+                    its_down.weights.k == parts * down->weights.k && its_down.n == down->n;
+  if (!fits || !JoinShared(its_gates, selection, parts, gates) ||
+      !JoinShared(its_down, selection, parts, down)) {
     return {"a shared expert in other tiles than the experts"};
   }
-  experts_.push_back({its_gates.weights.tiles, its_gates.up_tiles, its_down.weights.tiles,
-                      its_gates.bias, its_down.bias, its_gates.weights.multiplier,
-                      its_gates.up_multiplier, its_down.weights.multiplier});
+  // A schedule has the places of its parts' tiles, from the beginning of the matrices.
+  experts_.insert(experts_.end(), static_cast<size_t>(parts), ExpertOf(its_gates, its_down));
   return {};
 }
 

@@ -41,6 +41,7 @@ class PersistentDescription {
   Support SetDelta(const GatedDeltaStep& step);
   Support SetAttention(const AttentionStep& step, int64_t hidden);
   Support SetGate(const GateOptions& gate);
+  void TakeGeneralForm();
   Support SetRouter(const RouterOptions& options, const ExpertsStep& step);
   Support AddMlp(const LayerSteps& steps, PersistentLayer* layer);
   Support AddExperts(const LayerSteps& steps, PersistentLayer* layer);

@@ -10,9 +10,9 @@
 //              then the top-k selection
 //     kDown    gated activation                                    the MLP block
 //
-//   In a hybrid model (PersistentKernels::Variant) kOut comes after attention or a gated delta
-//   net's row (persistent_delta.cuh). Attention may run elsewhere: then a run begins with kOut,
-//   whose inputs are in memory, or ends with kQkv, whose sums it stores.
+//   In a hybrid model (PersistentForm) kOut comes after attention or a gated delta net's row
+//   (persistent_delta.cuh). Attention may run elsewhere: then a run begins with kOut, whose inputs
+//   are in memory, or ends with kQkv, whose sums it stores.
 //
 //   Split-K has no reduction of its own: units publish partial sums, and readers add them in a
 //   fixed order, so a step's bits do not depend on timing. The residual and the selection are
@@ -42,7 +42,7 @@ MARLIN_DEVICE float Dot(const float4& y, const float4& r) {
 }
 
 /// A CTA of the kernel.
-template <bool kHybrid>
+template <PersistentForm kForm>
 class PersistentBlock {
  public:
   MARLIN_DEVICE explicit PersistentBlock(const PersistentArguments& args)
@@ -55,7 +55,8 @@ class PersistentBlock {
       residual[i] = reinterpret_cast<const float4*>(args_.hidden)[i];
     }
     if (thread_ < kMostChosenExperts) {
-      Scratch().ids[thread_] = thread_ == args_.router.top_k ? args_.router.experts : 0;
+      const int of_shared = thread_ - args_.router.top_k;
+      Scratch().ids[thread_] = of_shared < 0 ? 0 : args_.router.experts + of_shared;
     }
     if (thread_ == 0) FindParts();
     BeginTables<kForm>(args_);
@@ -84,9 +85,9 @@ class PersistentBlock {
         if (which == Phase::kOut) Attend(phase);
       }
       // What does not depend on the phase's inputs, before they are there.
-      const PhaseStart start(tables_, phase, false);
+      const PhaseStart start = PhaseStart::Of<kForm>(tables_, phase);
       Published published;
-      if constexpr (!kHybrid) published = FindPublished(phase, *start.schedule);
+      if constexpr (kFindsEarly) published = FindPublished(phase, *start.schedule);
       if (normalizes) {
         Normalize(phase);
       } else if (which == Phase::kDown) {
@@ -109,19 +110,18 @@ class PersistentBlock {
       // A norm needs all k.
       MultiplyPhase<kKind, kForm>(args_, phase, start,
                                   normalizes ? 0 : start.schedule->first_k_tile, ring_);
-      // The hybrid kernel lacks registers for it earlier.
-      if constexpr (kHybrid) published = FindPublished(phase, *start.schedule);
-      if (which == Phase::kGates && routes) UseChosen(phase, *start.schedule, published);
+      if constexpr (!kFindsEarly) published = FindPublished(phase, *start.schedule);
+      const Finish finish = FindFinish(phase, *start.schedule);
       SyncFirst<kPersistentThreads>();
-      Publish(published, normalizes ? Scratch().norm : 1.0f);
+      Publish(published, finish, normalizes ? Scratch().norm : 1.0f);
     }
-    Finish();
+    EndLaunch();
   }
 
  private:
-  static constexpr PersistentForm kForm =
-      kHybrid ? PersistentForm::kHybrid : PersistentForm::kToken;
-  static constexpr int kTeams = TeamsOf(kHybrid);
+  static constexpr bool kHybrid = kForm == PersistentForm::kHybrid;
+  /// The other forms lack registers for finding outputs early, and for as many words in flight.
+  static constexpr bool kFindsEarly = kForm == PersistentForm::kToken;
 
   /// What comes after the last phase: the residual, or the projections of the last layer.
   MARLIN_DEVICE void EndRun(int phase) {
@@ -134,7 +134,7 @@ class PersistentBlock {
   }
 
   /// Stores the residual, and advances the clocks.
-  MARLIN_DEVICE void Finish() const {
+  MARLIN_DEVICE void EndLaunch() const {
     SyncFirst<kPersistentThreads>();
     for (int i = static_cast<int>(blockIdx.x) * kPersistentThreads + thread_;
          i < args_.features / 4; i += static_cast<int>(gridDim.x) * kPersistentThreads) {
@@ -174,7 +174,7 @@ class PersistentBlock {
     scratch.split = block - scratch.kv_head * args_.attention_splits;
     scratch.head = block * 32 / args_.value_dim;
     scratch.head_kv_head = scratch.head / args_.group;
-    FindKeys(args_, kTeams);
+    FindKeys(args_, TeamsOf<kForm>(args_));
   }
 
   /// residual += the sums of the phase before, of kCount quads from quad `first` on, of which the
@@ -195,7 +195,7 @@ class PersistentBlock {
         Words(index) + args_.exchange.phases[(phase + kPhases - 1) % kPhases];
     const PhaseGemm& gemm = tables_.GemmOf(phase - 1);
     float4 block[kCount];
-    constexpr int kSplits = kHybrid ? 4 / kCount : 4;  // The hybrid kernel lacks registers.
+    constexpr int kSplits = kFindsEarly ? 4 : 4 / kCount;
     GatherSums<kSplits>(words, places, gemm.splits, gemm.columns, Tag(index), block);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
@@ -303,8 +303,8 @@ class PersistentBlock {
     const bool awaits = thread_ < static_cast<int>(gridDim.x);
     const uint32_t* const others = Words(index) + args_.exchange.arrived + thread_;
     const uint32_t arrived = awaits ? PollWord(others) : 0;
-    const ExpertChoice<kHybrid> choice(args_, layer, Words(index) + args_.exchange.logits,
-                                       Tag(index));
+    const ExpertChoice<HasSharedExperts(kForm)> choice(
+        args_, layer, Words(index) + args_.exchange.logits, Tag(index));
     choice.PublishLogits();
     if constexpr (kHybrid) DeltaRow(args_, layer).StoreWindow();
     // Every CTA has read all of the layer before.
@@ -431,64 +431,65 @@ class PersistentBlock {
     }
   }
 
-  /// The output of one of the CTA's units that a thread publishes in a phase.
+  /// The output of one of the CTA's units that a thread publishes in a phase: what is found before
+  /// the phase's inputs are there.
   struct Published {
     int to = -1;         ///< Which of the exchanges' words; -1: nothing.
     uint32_t warps = 0;  ///< A bit for every warp that has tiles of it, then the tag.
+  };
+  /// The rest of it, but for its sum and its norm.
+  struct Finish {
     float factor = 1.0f;
     float bias = 0.0f;
   };
 
-  /// Everything about a published output but its sum, its norm, and what depends on the selection
-  /// of the phase.
   MARLIN_DEVICE Published FindPublished(int phase_number, const Schedule& schedule) const {
     PublishRest(phase_number);
     Published published;
     const int local = thread_ / kStripOutputs;
     if (local >= schedule.units) return published;
-    const PersistentLayer& layer = LayerOf(phase_number);
     const int index = phase_number / kPhases;
-    const auto phase = static_cast<Phase>(phase_number % kPhases);
-    const PhaseGemm& gemm = tables_.GemmOf(phase_number);
-    const ScheduledUnit unit = UnitAt(schedule, local);
-    const int output = thread_ % kStripOutputs;
-    const int n = static_cast<int>(unit.output) + output;
+    const ScheduledUnit& unit = UnitAt(schedule, local);
     published.to = static_cast<int>((Scratch().clock + index) & 1) * args_.exchange.words +
-                   args_.exchange.phases[static_cast<int>(phase)] + static_cast<int>(unit.word) +
-                   output;
+                   args_.exchange.phases[phase_number % kPhases] + static_cast<int>(unit.word) +
+                   thread_ % kStripOutputs;
     published.warps = unit.warps | Tag(index) << kPersistentWarps;
-    const bool adds_bias = unit.first_split != 0 && n < gemm.n;
-    if (layer.experts == nullptr || phase < Phase::kGates) {
-      published.factor = unit.side == 0 ? gemm.weights.multiplier : gemm.up_multiplier;
-      if (gemm.bias != nullptr && adds_bias) published.bias = gemm.bias[unit.side * gemm.n + n];
-    } else if (phase == Phase::kDown && adds_bias) {
-      // The multipliers are in the inputs.
-      published.bias = BiasOfDowns(n);
-    }
     return published;
   }
 
-  /// The rest of an output of the phase's selected experts.
-  MARLIN_DEVICE void UseChosen(int phase, const Schedule& schedule, Published& published) const {
-    if (published.to < 0) return;
-    const PhaseGemm& gemm = tables_.GemmOf(phase);
-    const ScheduledUnit unit = UnitAt(schedule, thread_ / kStripOutputs);
-    const PersistentExpert& expert = tables_.Chosen(unit.copy);
-    published.factor = unit.side == 0 ? expert.gate_multiplier : expert.up_multiplier;
+  MARLIN_DEVICE Finish FindFinish(int phase_number, const Schedule& schedule) const {
+    Finish finish;
+    const int local = thread_ / kStripOutputs;
+    if (local >= schedule.units) return finish;
+    const PersistentLayer& layer = LayerOf(phase_number);
+    const auto phase = static_cast<Phase>(phase_number % kPhases);
+    const PhaseGemm& gemm = tables_.GemmOf(phase_number);
+    const ScheduledUnit unit = UnitAt(schedule, local);
     const int n = static_cast<int>(unit.output) + thread_ % kStripOutputs;
-    if (expert.gate_bias == nullptr || unit.first_split == 0 || n >= gemm.n) return;
-    published.bias = expert.gate_bias[unit.side * gemm.n + n];
+    const bool adds_bias = unit.first_split != 0 && n < gemm.n;
+    const float* bias = gemm.bias;
+    if (layer.experts == nullptr || phase < Phase::kGates) {
+      finish.factor = unit.side == 0 ? gemm.weights.multiplier : gemm.up_multiplier;
+    } else if (phase == Phase::kGates) {
+      const PersistentExpert& expert = tables_.Chosen(unit.copy);
+      finish.factor = unit.side == 0 ? expert.gate_multiplier : expert.up_multiplier;
+      bias = expert.gate_bias;
+    } else if (adds_bias) {
+      // The multipliers are in the inputs.
+      finish.bias = BiasOfDowns(n);
+    }
+    if (bias != nullptr && adds_bias) finish.bias += bias[unit.side * gemm.n + n];
+    return finish;
   }
 
   /// Adds the warps' sums of the CTA's units and publishes them, with their biases.
-  MARLIN_DEVICE void Publish(const Published& published, float norm) const {
+  MARLIN_DEVICE void Publish(const Published& published, const Finish& finish, float norm) const {
     if (published.to < 0) return;
     const float* const sums = SumsOf(args_) +
                               thread_ / kStripOutputs * kPersistentWarps * kStripOutputs +
                               thread_ % kStripOutputs;
     const float sum = SumOfWarps(published.warps, sums);
-    PublishWord(args_.words + published.to,
-                __fmaf_rn(sum, published.factor * norm, published.bias),
+    PublishWord(args_.words + published.to, __fmaf_rn(sum, finish.factor * norm, finish.bias),
                 published.warps >> kPersistentWarps);
   }
 
@@ -554,8 +555,7 @@ template <CodeKind kKind, PersistentForm kForm>
 __global__ void __launch_bounds__(kPersistentBlock, 1)
     PersistentKernel(const __grid_constant__ PersistentArguments args) {
   constexpr bool kHybrid = kForm == PersistentForm::kHybrid;
-  using Block =
-      std::conditional_t<kForm == PersistentForm::kRows, PersistentRows, PersistentBlock<kHybrid>>;
+  using Block = std::conditional_t<IsRows(kForm), PersistentRows<kForm>, PersistentBlock<kForm>>;
   if (threadIdx.x == 0) {
     PersistentScratch& scratch = Tables{args}.Scratch();
     scratch.clock = args.clock[0];
@@ -596,6 +596,10 @@ const void* PersistentKernels::Function(const Variant& variant) {
       return PersistentFunction<Tiles, PersistentForm::kHybrid>();
     case PersistentForm::kRows:
       return PersistentFunction<Tiles, PersistentForm::kRows>();
+    case PersistentForm::kGeneral:
+      return PersistentFunction<Tiles, PersistentForm::kGeneral>();
+    case PersistentForm::kGeneralRows:
+      return PersistentFunction<Tiles, PersistentForm::kGeneralRows>();
   }
   return nullptr;
 }

@@ -32,9 +32,21 @@ inline constexpr int kMostChosenExperts = 16;
 inline constexpr int kMostRouterRows = 4;  ///< Per CTA.
 inline constexpr int kMostUnits = 16;      ///< Per phase and CTA: each output has a thread.
 
-/// The forms of the kernel: one token of attention layers; one of a model with gated delta nets; or
-/// several next tokens of one or more texts, whose rows are columns of the same MMAs.
-enum class PersistentForm : uint8_t { kToken, kHybrid, kRows };
+/// The forms of the kernel: one token of attention layers; one of a model with gated delta nets;
+/// several next tokens of one or more texts, whose rows are columns of the same MMAs; one token of
+/// attention layers with what would make the first form larger: shared experts, norms after RoPE,
+/// teams of more warps where there is no memory for many; or several rows of such layers, or of
+/// routers that select by more than logits.
+enum class PersistentForm : uint8_t { kToken, kHybrid, kRows, kGeneral, kGeneralRows };
+constexpr bool IsRows(PersistentForm form) {
+  return form == PersistentForm::kRows || form == PersistentForm::kGeneralRows;
+}
+constexpr bool IsGeneral(PersistentForm form) {
+  return form == PersistentForm::kGeneral || form == PersistentForm::kGeneralRows;
+}
+constexpr bool HasSharedExperts(PersistentForm form) {
+  return form == PersistentForm::kHybrid || IsGeneral(form);
+}
 inline constexpr int kMostPersistentRows = 8;
 /// Selected experts of all rows; units of a CTA, whose numbers have a byte.
 inline constexpr int kMostTasks = kMostPersistentRows * kMostChosenExperts;
@@ -85,9 +97,16 @@ struct PhaseGemm {
   int tiles_of_split = 0;  ///< The last split may have fewer.
   int columns = 0;         ///< Sums of a split: copies x sides x strips x 32.
   int schedule = 0;        ///< Offset of the Schedule in a CTA's schedules.
-  /// The copy or segment that is the shared expert; -1: none is. Its tiles may have other groups.
+  /// The first copy or segment that is the shared expert's; -1: none is. It may be as wide as
+  /// several experts, of which each is a selection, and its tiles may have other groups.
   int shared_selection = -1;
+  int shared_parts = 1;
   TileView shared;
+
+  /// The same of one row, or more than there are.
+  MARLIN_HOST_DEVICE int first_shared() const {
+    return shared_selection >= 0 ? shared_selection : kMostTasks;
+  }
 };
 
 /// A tile that a CTA multiplies.
@@ -233,9 +252,14 @@ struct PersistentShared {
   int bytes = 0;
 };
 
-/// Teams of warps in attention, each with a stage of keys and values.
+/// Teams of warps in attention, each with a stage of keys and values: of two warps, in the hybrid
+/// form of eight, and in form kGeneral of as few as memory allows.
 inline constexpr int kMostTeams = kPersistentWarps / 2;
-constexpr int TeamsOf(bool hybrid) { return hybrid ? 2 : kMostTeams; }
+inline constexpr int kLeastTeamWarpsLog2 = 1;
+inline constexpr int kMostTeamWarpsLog2 = 3;
+constexpr int TeamWarpsLog2(bool hybrid) {
+  return hybrid ? kMostTeamWarpsLog2 : kLeastTeamWarpsLog2;
+}
 
 /// The part of a CTA in attention: the same in all layers of a cache group.
 struct AttentionPart {
@@ -339,7 +363,8 @@ struct PersistentRouter {
   bool normalize = true;
   double least_sum = 0;
   double scaling_factor = 1;
-  int shared = 0;        ///< 1: the expert after all others is always selected.
+  int shared = 0;        ///< The experts after all others, which are always selected: the parts
+                         ///< of the shared one.
   int shared_gated = 0;  ///< 1: times the sigmoid of the router's last row.
 
   MARLIN_HOST_DEVICE int rows() const { return experts + shared_gated; }
@@ -398,13 +423,15 @@ struct PersistentArguments {
   int kv_heads = 0;
   int key_dim = 0;
   int value_dim = 0;
-  int group = 1;             ///< Query heads of a KV head.
-  int attention_splits = 1;  ///< CTAs of a KV head.
+  int group = 1;                              ///< Query heads of a KV head.
+  int attention_splits = 1;                   ///< CTAs of a KV head.
+  int team_warps_log2 = kLeastTeamWarpsLog2;  ///< Warps of a team in attention.
   float scale = 1;
   const float* frequencies = nullptr;
   int pairs = 0;
   float rotary_factor = 1;
   bool interleaved = false;
+  bool norms_after_rotary = false;  ///< The norms of queries and keys.
   PersistentForm form = PersistentForm::kToken;
   int rows = 1;
   int activation_stride = 0;  ///< Bytes of a row's activations.

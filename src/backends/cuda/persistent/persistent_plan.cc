@@ -95,8 +95,11 @@ Support SupportsAttention(const AttentionStep& step, bool hybrid) {
   }
   if (hybrid && cache.type != DType::kBf16) return {"a hybrid model's KV cache of bytes"};
   if (const Support support = SupportsHeads(step, hybrid); !support.ok()) return support;
-  if (step.norms != AttentionStep::Norms::kHeads && HasNorm(step.q_norm)) {
-    return {"norms of all heads at once, or after RoPE"};
+  if (step.norms == AttentionStep::Norms::kAllHeads && HasNorm(step.q_norm)) {
+    return {"norms of all heads at once"};
+  }
+  if (step.norms == AttentionStep::Norms::kAfterRotary && hybrid) {
+    return {"norms after RoPE in a hybrid model"};
   }
   if (step.query_scale.beta != 0.0F) return {"queries scaled by their position"};
   if (step.rotary.inverse_frequencies.empty()) return {"attention without RoPE"};
@@ -144,12 +147,30 @@ Support SupportsDelta(const GatedDeltaStep& step) {
   return {};
 }
 
-/// `hybrid`: the kernel that also has the shared expert.
-Support SupportsExperts(const RouteStep& route, const ExpertsStep& step, bool hybrid) {
+/// Whether a shared expert divides into parts that are as wide as the other experts.
+Support SupportsShared(const ExpertsStep& step) {
+  if (step.shared.gate_up.parts.empty()) return {};
+  const int64_t width = step.experts.front().down.in;
+  const int64_t its = step.shared.down.in;
+  if (std::min(width, its) == 0 || its % width != 0) {
+    return {"a shared expert of {0} features, not a multiple of the others'", its};
+  }
+  if (its == width) return {};
+  if (width % kTileK != 0) {
+    return {"experts of {0} features and a wider shared one; supported: multiples of 128", width};
+  }
+  static_assert(kTileK == 128);
+  if (!step.shared.gate_up.bias.empty() || !step.shared.down.bias.empty()) {
+    return {"biases of a shared expert that is wider than the others"};
+  }
+  return {};
+}
+
+Support SupportsExperts(const RouteStep& route, const ExpertsStep& step) {
   const auto count = static_cast<int64_t>(step.experts.size());
   if (count == 0) return {"no experts"};
-  const int64_t shared = step.shared.gate_up.parts.empty() ? 0 : 1;
-  if (shared > 0 && !hybrid) return {"shared experts"};
+  if (const Support support = SupportsShared(step); !support.ok()) return support;
+  const int64_t shared = SharedParts(step);
   if (step.shared_gate.parts.size() > 1) {
     return {"a gate of the shared expert of {0} parts", std::ssize(step.shared_gate.parts)};
   }
@@ -165,6 +186,11 @@ Support SupportsExperts(const RouteStep& route, const ExpertsStep& step, bool hy
 }
 
 }  // namespace
+
+int SharedParts(const ExpertsStep& step) {
+  if (step.shared.gate_up.parts.empty()) return 0;
+  return static_cast<int>(step.shared.down.in / step.experts.front().down.in);
+}
 
 namespace {
 
@@ -223,7 +249,7 @@ namespace {
 Support SupportsMlp(const LayerSteps& steps) {
   const bool routed = steps.experts != nullptr;
   if (routed) {
-    const Support support = SupportsExperts(*steps.route, *steps.experts, steps.hybrid);
+    const Support support = SupportsExperts(*steps.route, *steps.experts);
     if (!support.ok()) return support;
   }
   const StepNorm& out_norm = routed ? steps.experts->out_norm : steps.down->out_norm;
@@ -283,6 +309,7 @@ void SplitPhase(Phase phase, int blocks, PhaseGemm* gemm) {
   for (int splits = 1; splits <= std::min(kMostSplits, gemm->k_tiles); ++splits) {
     const int tiles = Ceil(gemm->k_tiles, splits);
     if (splits > 1 && Ceil(gemm->k_tiles, tiles) < splits) continue;
+    if (splits > 1 && Ceil(units * splits, blocks) > kMostUnits) break;
     const double cost =
         Ceil(units * splits, blocks) * tiles + costs.of_split * splits + costs.of_input * tiles;
     if (splits > 1 && cost >= least) continue;
@@ -326,13 +353,13 @@ void SplitRows(int rows, const PersistentRouter& router, int blocks, PersistentL
   SetSplits(1, gates);
   double inputs = rows;
   if (layer->experts != nullptr) {
-    const int selected = std::min(rows * router.top_k, router.experts);
+    const int selected = std::min(rows * router.top_k, router.experts) + router.shared;
     gates->most_selected = selected;
     down->most_selected = selected;
     down->segments = std::max(selected, 2);
     down->segment_factor = Ceil(1 << kSegmentBits, down->weights.tiles_of_strip);
     down->k_tiles = selected * down->weights.tiles_of_strip;
-    inputs = static_cast<double>(rows * router.top_k) / selected;
+    inputs = static_cast<double>(rows * router.selected()) / selected;
   }
   SplitResidual(inputs, rows, blocks, down);
 }
@@ -349,7 +376,7 @@ BlockSchedule ScheduleBlock(const PhaseGemm& gemm, int block, int blocks, int ro
   if (schedule.header.tiles == 0) return schedule;
   TileWalk walk(gemm, schedule.header, 0);
   for (int number = 0; number < schedule.header.tiles; ++number, walk.Advance()) {
-    schedule.tiles.push_back(walk.Tile());
+    schedule.tiles.push_back(walk.Tile(gemm.first_shared()));
     schedule.units[schedule.tiles.back().unit].warps |=
         static_cast<uint16_t>(1U << number % kPersistentWarps);
   }
@@ -362,7 +389,8 @@ namespace {
 auto KeyOf(const PhaseGemm& gemm) {
   return std::tuple(gemm.strips, gemm.sides, gemm.copies, gemm.segments, gemm.k_tiles, gemm.splits,
                     gemm.tiles_of_split, gemm.weights.tiles_of_strip, gemm.weights.tile_bytes,
-                    gemm.shared_selection, gemm.shared.tile_bytes, gemm.most_selected);
+                    gemm.shared_selection, gemm.shared_parts, gemm.shared.tile_bytes,
+                    gemm.most_selected);
 }
 
 /// The parts of all CTAs in a phase, and their place in a CTA's schedules.
@@ -493,13 +521,32 @@ void TakeTables(int blocks, Offsets* shared, PersistentArguments* args) {
   at.barriers = shared->Take((2 * kPersistentWarps * kMostSlots + kLayerBarriers) * 8);
 }
 
+/// The stages of keys and values, in upper slots, and the end of all memory, with teams of so many
+/// warps. False if that does not fit in `shared_bytes`.
+bool LayOutKeys(int team_warps_log2, int shared_bytes, PersistentArguments* args) {
+  PersistentShared& at = args->shared;
+  const int teams = kPersistentWarps >> team_warps_log2;
+  // A warp has 16 value features, or a multiple.
+  if (args->kv_heads > 0 && args->value_dim % (16 << team_warps_log2) != 0) return false;
+  const int key_row = args->key_dim * 2 + kRowPadding;
+  const int value_row = args->value_dim * 2 + kRowPadding;
+  const int keys = std::max(teams * kKeysOfStage * (key_row + value_row),
+                            (teams * args->group * (2 + args->value_dim + kMergePadding) + 4) * 4);
+  const PersistentDelta& delta = args->delta;
+  const int state_end = at.conv + delta.own_channels() * kDeltaConvWidth * 4;
+  const int slot = kPersistentWarps * args->slot_bytes;
+  args->team_warps_log2 = team_warps_log2;
+  args->slots = std::min((shared_bytes - at.ring) / slot, kMostSlots);
+  at.bytes = std::max(
+      {at.keys + keys, at.ring + args->slots * slot, delta.value_heads > 0 ? state_end : 0});
+  return args->slots >= kLowSlots && at.bytes <= shared_bytes;
+}
+
 /// False if it does not fit in `shared_bytes`.
 bool LayOutShared(const LargestLayer& most, int blocks, int shared_bytes,
                   PersistentArguments* args) {
   const int64_t experts = args->router.experts;
-  const int teams = TeamsOf(args->form == PersistentForm::kHybrid);
   const int key_row = args->key_dim * 2 + kRowPadding;
-  const int value_row = args->value_dim * 2 + kRowPadding;
   Offsets shared;
   PersistentShared& at = args->shared;
   at.residual = shared.Take(int64_t{args->features} * 4);
@@ -519,19 +566,18 @@ bool LayOutShared(const LargestLayer& most, int blocks, int shared_bytes,
   at.fresh = attention.Take((args->key_dim + args->value_dim) * 2);
   at.inputs = attention.Take(delta.value_heads > 0 ? sizeof(DeltaInputs) : 0);
   at.ring = static_cast<int>(std::max(shared.end(), attention.end()));
-  const int64_t slot = int64_t{kPersistentWarps} * args->slot_bytes;
-  at.keys = static_cast<int>(at.ring + kLowSlots * slot);
+  at.keys = at.ring + kLowSlots * kPersistentWarps * args->slot_bytes;
   at.state = at.keys;
   at.window = at.state + delta.key_dim * kDeltaRowFloats * 4;
   at.conv = static_cast<int>(at.window + window);
-  const int64_t state_end = at.conv + int64_t{delta.own_channels()} * kDeltaConvWidth * 4;
-  const int64_t keys =
-      std::max(teams * kKeysOfStage * (key_row + value_row),
-               (teams * args->group * (2 + args->value_dim + kMergePadding) + 4) * 4);
-  args->slots = static_cast<int>(std::min<int64_t>((shared_bytes - at.ring) / slot, kMostSlots));
-  at.bytes = static_cast<int>(std::max(
-      {at.keys + keys, at.ring + args->slots * slot, delta.value_heads > 0 ? state_end : 0}));
-  return args->slots >= kLowSlots && at.bytes <= shared_bytes;
+  if (args->form != PersistentForm::kGeneral) {
+    return LayOutKeys(TeamWarpsLog2(args->form == PersistentForm::kHybrid), shared_bytes, args);
+  }
+  // Many small teams have less work for each key, but more stages.
+  for (int log2 = kLeastTeamWarpsLog2; log2 <= kMostTeamWarpsLog2; ++log2) {
+    if (LayOutKeys(log2, shared_bytes, args)) return true;
+  }
+  return false;
 }
 
 /// The same with several rows: keys have the memory of activations and sums, whose weights have all
@@ -550,9 +596,11 @@ bool LayOutRows(const LargestLayer& most, int blocks, int shared_bytes, Persiste
   TakeTables(blocks, &shared, args);
   Offsets attention = shared;
   args->activation_stride = most.span * kTileK * 2 + kRowPadding;
+  args->team_warps_log2 = kLeastTeamWarpsLog2;
   at.activations = shared.Take(rows * args->activation_stride);
+  const int64_t routed = args->form == PersistentForm::kGeneralRows ? rows : 1;
   at.sums = shared.Take(std::max((most.units + kPersistentWarps) * rows * kRowSumFloats * 4,
-                                 experts * 2 * int64_t{sizeof(double)}));
+                                 routed * experts * 2 * int64_t{sizeof(double)}));
   at.queries = attention.Take(int64_t{2} * kMostGroupHeads * key_row);
   at.fresh = attention.Take(rows * (args->key_dim + args->value_dim) * 2);
   at.keys = attention.Take(

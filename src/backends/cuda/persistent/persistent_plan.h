@@ -39,6 +39,10 @@ std::optional<LayerSteps> TakeLayer(std::span<const StepOperation> operations);
 /// projections before it.
 std::optional<LayerSteps> TakeHybridLayer(std::span<const StepOperation> operations, bool first);
 
+/// Experts as wide as the layer's that its shared expert makes; 0: there is none. Precondition:
+/// SupportsLayer.
+int SharedParts(const ExpertsStep& step);
+
 /// Whether the kernel runs a layer of a model with `hidden` features, apart from how its weights
 /// are stored.
 Support SupportsLayer(const LayerSteps& steps, int64_t hidden);

@@ -73,17 +73,10 @@ struct LogitRouter {
   }
 };
 
-/// The router of all other kinds, and of logits that are errors. Called by all threads, rarely: not
-/// inlined, it does not push the rest out of the instruction cache.
-static __device__ __noinline__ void RouteAnyhow(const PersistentArguments& args,
-                                                const PersistentLayer& layer, int* keys,
-                                                int32_t* ids, float* weights) {
-  PersistentScratch& scratch = Tables{args}.Scratch();
-  auto* const logits = reinterpret_cast<float*>(keys);
-  for (int e = static_cast<int>(threadIdx.x); e < args.router.experts; e += kPersistentThreads) {
-    logits[e] = OfKey(keys[e]);
-  }
-  SyncFirst<kPersistentThreads>();
+/// The arguments of the router's own code for a row.
+MARLIN_DEVICE RouterArguments RouterOf(const PersistentArguments& args,
+                                       const PersistentLayer& layer, const float* logits,
+                                       int32_t* ids, float* weights) {
   RouterArguments router;
   router.logits = logits;
   router.ids = ids;
@@ -100,6 +93,21 @@ static __device__ __noinline__ void RouteAnyhow(const PersistentArguments& args,
   router.least_sum = args.router.least_sum;
   router.scaling_factor = args.router.scaling_factor;
   router.errors = args.errors;
+  return router;
+}
+
+/// The router of all other kinds, and of logits that are errors. Called by all threads, rarely: not
+/// inlined, it does not push the rest out of the instruction cache.
+static __device__ __noinline__ void RouteAnyhow(const PersistentArguments& args,
+                                                const PersistentLayer& layer, int* keys,
+                                                int32_t* ids, float* weights) {
+  PersistentScratch& scratch = Tables{args}.Scratch();
+  auto* const logits = reinterpret_cast<float*>(keys);
+  for (int e = static_cast<int>(threadIdx.x); e < args.router.experts; e += kPersistentThreads) {
+    logits[e] = OfKey(keys[e]);
+  }
+  SyncFirst<kPersistentThreads>();
+  const RouterArguments router = RouterOf(args, layer, logits, ids, weights);
   CheckBias(router);
   auto* const scores = reinterpret_cast<double*>(Memory() + args.shared.sums);
   TokenRouter<kPersistentWarps>(router, 0, scores, scratch.router).Route();
@@ -107,7 +115,7 @@ static __device__ __noinline__ void RouteAnyhow(const PersistentArguments& args,
 }
 
 /// The selection of a layer's experts. `logits`: the words of all of them.
-template <bool kHybrid>
+template <bool kShared>
 class ExpertChoice {
  public:
   MARLIN_DEVICE ExpertChoice(const PersistentArguments& args, const PersistentLayer& layer,
@@ -150,7 +158,7 @@ class ExpertChoice {
       }
       keys[e] = KeyOf(logit);
     }
-    if constexpr (kHybrid) WeighShared();
+    if constexpr (kShared) WeighShared();
     if (SyncFirstAny<kPersistentThreads>(!is_plain)) {
       RouteAnyhow(args_, layer_, keys, Scratch().ids, Scratch().weights);
     } else {
@@ -165,13 +173,13 @@ class ExpertChoice {
   MARLIN_DEVICE PersistentScratch& Scratch() const { return Tables{args_}.Scratch(); }
 
   MARLIN_DEVICE void WeighShared() const {
-    if (args_.router.shared == 0 || thread_ != 0) return;
+    if (thread_ >= args_.router.shared) return;
     float weight = 1.0f;
     if (args_.router.shared_gated != 0) {
       const uint32_t* const score = logits_ + args_.router.experts;
       weight = TimesSigmoid(1.0f, AwaitWord(score, PollWord(score), tag_));
     }
-    Scratch().weights[args_.router.top_k] = weight;
+    Scratch().weights[args_.router.top_k + thread_] = weight;
   }
 
   const PersistentArguments& args_;

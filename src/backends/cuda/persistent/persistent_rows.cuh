@@ -25,6 +25,7 @@
 namespace marlin::cuda {
 
 /// A CTA of the kernel.
+template <PersistentForm kForm>
 class PersistentRows : private RowsPart {
  public:
   MARLIN_DEVICE explicit PersistentRows(const PersistentArguments& args)
@@ -34,8 +35,10 @@ class PersistentRows : private RowsPart {
     if (thread_ == 0) FindParts();
     if (thread_ < kMostTasks) {
       // A row whose logits are errors selects nothing: each of its places has an expert even so.
-      Rows().chosen[thread_] = thread_ % kMostChosenExperts;
-      Scratch().weights[thread_] = 0.0f;
+      const int place = thread_ % kMostChosenExperts;
+      const int of_shared = place - args_.router.top_k;
+      Rows().chosen[thread_] = of_shared < 0 ? place : args_.router.experts + of_shared;
+      Scratch().weights[thread_] = of_shared < 0 ? 0.0f : 1.0f;
     }
     SyncFirst<kPersistentThreads>();
     for (int i = thread_; i < kMostPersistentRows * kMostCacheGroups; i += kPersistentThreads) {
@@ -47,7 +50,7 @@ class PersistentRows : private RowsPart {
     }
     RowsResidual(args_).Read();
     BeginRows(args_);
-    BeginTables<PersistentForm::kRows>(args_);
+    BeginTables<kForm>(args_);
   }
 
   /// Runs all layers, and stores the residual.
@@ -79,10 +82,10 @@ class PersistentRows : private RowsPart {
       if (!awaits_router) AllowCopies(args_, static_cast<Phase>((phase + 1) % kPhases));
       if (which == Phase::kQkv) PublishArrival(index);
       if (which == Phase::kGates) Route(phase);
-      const PhaseStart start(tables_, phase, true);
+      const PhaseStart start = PhaseStart::Of<kForm>(tables_, phase);
       // A norm needs all k.
-      MultiplyPhase<kKind, PersistentForm::kRows>(
-          args_, phase, start, normalizes ? 0 : start.schedule->first_k_tile, ring_);
+      MultiplyPhase<kKind, kForm>(args_, phase, start,
+                                  normalizes ? 0 : start.schedule->first_k_tile, ring_);
       SyncFirst<kPersistentThreads>();
       RowsOutputs(args_).Publish(phase, *start.schedule);
     }
@@ -90,6 +93,7 @@ class PersistentRows : private RowsPart {
   }
 
  private:
+  static constexpr bool kGeneral = kForm == PersistentForm::kGeneralRows;
   static constexpr int kHalf = kPersistentThreads / 2;
 
   MARLIN_DEVICE void FindParts() const {
@@ -120,7 +124,8 @@ class PersistentRows : private RowsPart {
     const bool awaits = thread_ < static_cast<int>(gridDim.x);
     const uint32_t* const others = Words(index) + args_.exchange.arrived + thread_;
     const uint32_t arrived = awaits ? PollWord(others) : 0;
-    const RowsChoice choice(args_, layer, Words(index) + args_.exchange.logits, Tag(index));
+    const RowsChoice<kGeneral> choice(args_, layer, Words(index) + args_.exchange.logits,
+                                      Tag(index));
     choice.PublishLogits();
     // Every CTA has read all of the layer before.
     if (awaits) AwaitWord(others, arrived, Tag(index));
@@ -153,7 +158,7 @@ class PersistentRows : private RowsPart {
     uint32_t* const parts = words + args_.exchange.attention;
     uint32_t* const mixed = words + args_.exchange.mixed;
     const int features = args_.heads * args_.value_dim;
-    TokenAttention<PersistentForm::kRows> attention(
+    TokenAttention<kForm> attention(
         args_, layer,
         {inputs, args_.rows,
          words + args_.exchange.phases[static_cast<int>(Phase::kQkv)] + row * inputs.columns, tag});

@@ -79,7 +79,7 @@ class RowsOutputs : private RowsPart {
       return sum;
     }
 #pragma unroll 1
-    for (int place = 0; place < args_.router.top_k; ++place) {
+    for (int place = 0; place < args_.router.selected(); ++place) {
       const int at = row * kMostChosenExperts + place;
       const float* const bias = ExpertAt(Rows().chosen[at]).down_bias;
       if (bias == nullptr) continue;

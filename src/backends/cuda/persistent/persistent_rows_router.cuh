@@ -81,7 +81,28 @@ class RowSelection {
   int largest_ = 0;
 };
 
-/// The selections of a layer's experts by all rows.
+/// As RouteAnyhow, a row by a warp. `logits`: the rows' keys, `stride` apart. Ends with a barrier.
+static __device__ __noinline__ void RouteRowsAnyhow(const PersistentArguments& args,
+                                                    const PersistentLayer& layer, int* keys,
+                                                    int stride, int32_t* ids, float* weights) {
+  auto* const logits = reinterpret_cast<float*>(keys);
+  const auto thread = static_cast<int>(threadIdx.x);
+  for (int i = thread; i < args.rows * stride; i += kPersistentThreads) logits[i] = OfKey(keys[i]);
+  SyncFirst<kPersistentThreads>();
+  const int row = thread / 32;
+  const RouterArguments router =
+      RouterOf(args, layer, logits + row * stride, ids + row * kMostChosenExperts,
+               weights + row * kMostChosenExperts);
+  CheckBias(router);
+  if (row < args.rows) {
+    auto* const scores = reinterpret_cast<double*>(Memory() + args.shared.sums);
+    TokenRouter<1>(router, 0, scores + row * 2 * args.router.experts, nullptr).Route();
+  }
+  SyncFirst<kPersistentThreads>();
+}
+
+/// The selections of a layer's experts by all rows. `kGeneral`: with shared experts.
+template <bool kGeneral>
 class RowsChoice {
  public:
   /// `logits`: the words of all rows.
@@ -99,7 +120,9 @@ class RowsChoice {
     const int row = thread_ % kMostPersistentRows;
     if (router_row >= Tables{args_}.Scratch().router_rows || row >= args_.rows) return;
     const int expert = static_cast<int>(blockIdx.x) + router_row * static_cast<int>(gridDim.x);
-    float logit = layer_.router_bias != nullptr ? layer_.router_bias[expert] : 0.0f;
+    const bool has_bias =
+        layer_.router_bias != nullptr && (!kGeneral || expert < args_.router.experts);
+    float logit = has_bias ? layer_.router_bias[expert] : 0.0f;
     if (layer_.router != nullptr) {
       float dot = 0.0f;
 #pragma unroll
@@ -108,7 +131,7 @@ class RowsChoice {
       }
       logit = __fmaf_rn(dot, RowsOf(args_).factors[row], logit);
     }
-    PublishWord(logits_ + row * args_.router.experts + expert, logit, tag_);
+    PublishWord(logits_ + row * LogitWords() + expert, logit, tag_);
   }
 
   /// Gathers the logits, and selects every row's experts and their weights. Called by all threads;
@@ -120,10 +143,14 @@ class RowsChoice {
     RowsScratch& rows = RowsOf(args_);
     float* const weights = Tables{args_}.Scratch().weights;
     if (SyncFirstAny<kPersistentThreads>(!is_plain)) {
+      if constexpr (kGeneral) {
+        RouteRowsAnyhow(args_, layer_, KeysOf(0), Stride(), rows.chosen, weights);
+      } else {
 #pragma unroll 1
-      for (int row = 0; row < args_.rows; ++row) {
-        RouteAnyhow(args_, layer_, KeysOf(row), rows.chosen + row * kMostChosenExperts,
-                    weights + row * kMostChosenExperts);
+        for (int row = 0; row < args_.rows; ++row) {
+          RouteAnyhow(args_, layer_, KeysOf(row), rows.chosen + row * kMostChosenExperts,
+                      weights + row * kMostChosenExperts);
+        }
       }
       return;
     }
@@ -148,6 +175,11 @@ class RowsChoice {
     if (thread_ < 32) NumberTasks();
     SyncFirst<kPersistentThreads>();
     if (selects) rows.places[Masks()[expert] >> kTaskAt][row] = static_cast<uint8_t>(place);
+    if (kGeneral && row < args_.rows) {
+      const int part = place - args_.router.top_k;
+      if (part < 0 || part >= args_.router.shared) return;
+      rows.places[rows.tasks - args_.router.shared + part][row] = static_cast<uint8_t>(place);
+    }
   }
 
  private:
@@ -155,6 +187,10 @@ class RowsChoice {
   static constexpr int kTaskAt = 8;
   static_assert(kMostPersistentRows <= kTaskAt);
 
+  /// A row's, with the shared expert's gate.
+  MARLIN_DEVICE int LogitWords() const {
+    return kGeneral ? args_.router.rows() : args_.router.experts;
+  }
   MARLIN_DEVICE int Stride() const { return (args_.router.experts + 3) / 4 * 4; }
   MARLIN_DEVICE int* KeysOf(int row) const {
     return reinterpret_cast<int*>(Memory() + args_.shared.logits) + row * Stride();
@@ -165,29 +201,44 @@ class RowsChoice {
   MARLIN_DEVICE bool GatherLogits() const {
     constexpr int kAtOnce = 4;
     const int experts = args_.router.experts;
+    const int words_of_row = LogitWords();
+    const int count = args_.rows * words_of_row;
     bool finite = true;
 #pragma unroll 1
-    for (int first = thread_; first < args_.rows * experts; first += kAtOnce * kPersistentThreads) {
+    for (int first = thread_; first < count; first += kAtOnce * kPersistentThreads) {
       uint32_t words[kAtOnce];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const int at = first + i * kPersistentThreads;
-        if (at < args_.rows * experts) words[i] = PollWord(logits_ + at);
+        if (at < count) words[i] = PollWord(logits_ + at);
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const int at = first + i * kPersistentThreads;
-        if (at >= args_.rows * experts) break;
+        if (at >= count) break;
         const float logit = AwaitWord(logits_ + at, words[i], tag_);
+        const int row = QuotientOf(at, words_of_row);
+        const int expert = at - row * words_of_row;
+        if (kGeneral && expert == experts) {
+          WeighShared(row, TimesSigmoid(1.0f, logit));
+          continue;
+        }
         finite = finite && isfinite(logit);
-        const int row = QuotientOf(at, experts);
-        KeysOf(row)[at - row * experts] = KeyOf(logit);
+        KeysOf(row)[expert] = KeyOf(logit);
       }
     }
     for (int e = thread_; e < experts; e += kPersistentThreads) Masks()[e] = 0;
     return finite;
   }
 
+  MARLIN_DEVICE void WeighShared(int row, float weight) const {
+    float* const weights =
+        Tables{args_}.Scratch().weights + row * kMostChosenExperts + args_.router.top_k;
+#pragma unroll 1
+    for (int part = 0; part < args_.router.shared; ++part) weights[part] = weight;
+  }
+
+  /// The parts of the shared expert come last: all rows select them.
   MARLIN_DEVICE void NumberTasks() const {
     RowsScratch& rows = RowsOf(args_);
     int32_t* const ids = Tables{args_}.Scratch().ids;
@@ -205,6 +256,11 @@ class RowsChoice {
       }
       count += __popc(selected);
     }
+    if (kGeneral && thread_ < args_.router.shared) {
+      ids[count + thread_] = args_.router.experts + thread_;
+      rows.task_rows[count + thread_] = static_cast<uint8_t>((1 << args_.rows) - 1);
+    }
+    if (kGeneral) count += args_.router.shared;
     if (thread_ == 0) rows.tasks = count;
   }
 

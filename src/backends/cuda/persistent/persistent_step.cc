@@ -269,15 +269,20 @@ std::optional<PersistentPlan> PlanOne(const PersistentDescription& model,
 /// (docs/log/2026-11-29-persistent-rows.md).
 int MostRows(const PersistentDescription& model) {
   constexpr int kMostDenseRows = 3;
-  if (model.experts().empty()) return kMostDenseRows;
-  // Routers that do not select by logits alone take one row after another.
+  if (model.shape().form == PersistentForm::kHybrid) return 1;
+  return model.experts().empty() ? kMostDenseRows : kMostPersistentRows;
+}
+
+/// The form of several rows.
+PersistentForm RowsFormOf(const PersistentDescription& model) {
   const PersistentRouter& router = model.shape().router;
   const bool by_logits = router.groups == 1 &&
                          router.scoring != static_cast<int>(RouterOptions::Scoring::kSigmoid) &&
                          std::ranges::all_of(model.layers(), [](const PersistentLayer& layer) {
                            return layer.choice_bias == nullptr;
                          });
-  return by_logits ? kMostPersistentRows : 1;
+  const bool plain = by_logits && model.shape().form == PersistentForm::kToken;
+  return plain ? PersistentForm::kRows : PersistentForm::kGeneralRows;
 }
 
 /// The same of several rows.
@@ -285,7 +290,7 @@ std::optional<PersistentPlan> PlanRows(int rows, const PersistentDescription& mo
                                        const DeviceShape& shape) {
   PersistentPlan plan = {.layers = model.layers()};
   PersistentArguments of_rows = model.shape();
-  of_rows.form = PersistentForm::kRows;
+  of_rows.form = RowsFormOf(model);
   of_rows.rows = rows;
   for (PersistentLayer& layer : plan.layers) {
     SplitRows(rows, of_rows.router, shape.multiprocessors, &layer);
@@ -347,7 +352,7 @@ Result<FusedRun> FusePersistent(const std::shared_ptr<DeviceHandle>& device,
   std::optional<PersistentPlan> one = PlanOne(model, shape);
   if (!one.has_value()) return Refuse(first, {"phases that do not fit in shared memory"});
   plans.push_back(*std::move(one));
-  for (int rows = 2; !hybrid && rows <= MostRows(model); ++rows) {
+  for (int rows = 2; rows <= MostRows(model); ++rows) {
     std::optional<PersistentPlan> more = PlanRows(rows, model, shape);
     if (more.has_value()) plans.push_back(*std::move(more));
   }

@@ -24,6 +24,18 @@ MARLIN_DEVICE uint8_t* Memory() {
   return memory;
 }
 
+/// Teams of warps in attention (LayOutKeys); the general form's have the arguments' size, all rows
+/// the least.
+template <PersistentForm kForm>
+MARLIN_DEVICE int TeamWarpsLog2(const PersistentArguments& args) {
+  return kForm == PersistentForm::kGeneral ? args.team_warps_log2
+                                           : TeamWarpsLog2(kForm == PersistentForm::kHybrid);
+}
+template <PersistentForm kForm>
+MARLIN_DEVICE int TeamsOf(const PersistentArguments& args) {
+  return kPersistentWarps >> TeamWarpsLog2<kForm>(args);
+}
+
 /// The tables of a CTA, in shared memory.
 struct Tables {
   const PersistentArguments& args;
@@ -48,11 +60,19 @@ struct Tables {
     return *reinterpret_cast<const Schedule*>(Memory() + args.shared.schedules + gemm.schedule);
   }
 
-  /// The layout of a selection's tiles in a phase.
-  template <bool kHybrid>
-  static MARLIN_DEVICE const TileView& LayoutOf(const PhaseGemm& gemm, int selection) {
-    if (kHybrid && selection == gemm.shared_selection) return gemm.shared;
-    return gemm.weights;
+  /// The first selection of a phase that is the shared expert's: with several rows, one of the last
+  /// tasks.
+  template <PersistentForm kForm>
+  MARLIN_DEVICE int FirstShared(const PhaseGemm& gemm) const {
+    if (!HasSharedExperts(kForm)) return kMostTasks;
+    if (!IsRows(kForm) || gemm.shared_selection < 0) return gemm.first_shared();
+    const auto* const rows = reinterpret_cast<const RowsScratch*>(Memory() + args.shared.rows);
+    return rows->tasks - args.router.shared;
+  }
+  /// The layout of a selection's tiles.
+  template <PersistentForm kForm>
+  MARLIN_DEVICE const TileView& LayoutOf(const PhaseGemm& gemm, int selection) const {
+    return selection >= FirstShared<kForm>(gemm) ? gemm.shared : gemm.weights;
   }
 
   /// The address of a tile of a phase.
@@ -259,7 +279,7 @@ class TileCopier {
  private:
   static constexpr int kWarps = kPersistentWarps / 2;
   static constexpr bool kHybrid = kForm == PersistentForm::kHybrid;
-  static constexpr bool kRows = kForm == PersistentForm::kRows;
+  static constexpr bool kRows = IsRows(kForm);
 
   static MARLIN_DEVICE int Lane() { return static_cast<int>(threadIdx.x) & 31; }
   MARLIN_DEVICE int FirstWarp() const { return half_ * kWarps; }
@@ -340,7 +360,7 @@ class TileCopier {
   MARLIN_DEVICE void CopyPhase(int phase) {
     const PhaseGemm& gemm = tables_.GemmOf(phase);
     const Schedule& schedule = tables_.ScheduleOf(gemm);
-    if constexpr (kForm == PersistentForm::kRows) {
+    if constexpr (kRows) {
       CopyParts(phase, gemm, schedule);
     } else {
       const bool is_low = SlotOrder::IsLow(phase);
@@ -364,15 +384,19 @@ class TileCopier {
     TileWalk walk(gemm, schedule, count > 0 ? first : 0);
 #pragma unroll 1
     for (int i = 0; i < most; ++i) {
-      if (Lane() < kWarps && i < count) Copy(phase, gemm, walk.Tile(), false);
+      if (Lane() < kWarps && i < count) Copy(phase, gemm, TileOf(walk, gemm), false);
       walk.Advance();
       __syncwarp();
     }
   }
+  MARLIN_DEVICE ScheduledTile TileOf(const TileWalk& walk, const PhaseGemm& gemm) const {
+    if constexpr (!HasSharedExperts(kForm)) return walk.Tile();
+    return walk.Tile(tables_.FirstShared<kForm>(gemm));
+  }
   MARLIN_DEVICE void Copy(int phase, const PhaseGemm& gemm, const ScheduledTile& tile,
                           bool is_low) {
     const uint8_t* const from = tables_.Find(phase, tile);
-    const int bytes = Tables::LayoutOf<kHybrid>(gemm, tile.selection).tile_bytes;
+    const int bytes = tables_.LayoutOf<kForm>(gemm, tile.selection).tile_bytes;
     const SlotOrder::Use use = order_.Next(is_low, tables_.args.slots);
     Wait(ring_.Empty(use.slot), use.parity ^ 1);
     ArriveExpecting(ring_.Full(use.slot), bytes);
@@ -425,7 +449,7 @@ MARLIN_DEVICE void StoreSums(const PersistentArguments& args, int unit, const fl
                              float factor, float* sums) {
   const int lane = static_cast<int>(threadIdx.x) & 31;
   const int warp = static_cast<int>(threadIdx.x) >> 5;
-  constexpr bool kRows = kForm == PersistentForm::kRows;
+  constexpr bool kRows = IsRows(kForm);
   if (!kRows && (lane & 3) != 0) return;
   float* const mine = kRows ? sums + (unit + warp) * args.rows * kRowSumFloats
                             : sums + (unit * kPersistentWarps + warp) * kStripOutputs;
@@ -469,18 +493,24 @@ struct PhaseStart {
   TileCode code;
   TilePlace first = {};  ///< The warp's; with several rows a TileWalk finds it.
 
-  MARLIN_DEVICE PhaseStart(const Tables& tables, int phase, bool has_rows) {
+  template <PersistentForm kForm>
+  static MARLIN_DEVICE PhaseStart Of(const Tables& tables, int phase) {
     const PhaseGemm& gemm = tables.GemmOf(phase);
-    schedule = &tables.ScheduleOf(gemm);
-    tiles = schedule->tiles;
+    PhaseStart start;
+    start.schedule = &tables.ScheduleOf(gemm);
+    start.tiles = start.schedule->tiles;
     const int warp = static_cast<int>(threadIdx.x) >> 5;
-    if (!has_rows && warp < tiles) first = TilePlace(*schedule, warp);
-    const int groups = gemm.shared_selection < 0 ? gemm.weights.groups_per_tile : 0;
-    code = gemm.use == ParameterUse::kAll         ? TileCode::kAllParameters
-           : gemm.use == ParameterUse::kOneScale ? TileCode::kOneScale
-           : groups == 2                         ? TileCode::kTwoGroups
-           : groups == 1                         ? TileCode::kOneGroup
-                                                 : TileCode::kAnyGroups;
+    if (!IsRows(kForm) && warp < start.tiles) start.first = TilePlace(*start.schedule, warp);
+    const bool all_same =
+        gemm.shared_selection < 0 ||
+        (HasSharedExperts(kForm) && gemm.shared.groups_per_tile == gemm.weights.groups_per_tile);
+    const int groups = all_same ? gemm.weights.groups_per_tile : 0;
+    start.code = gemm.use == ParameterUse::kAll         ? TileCode::kAllParameters
+                 : gemm.use == ParameterUse::kOneScale ? TileCode::kOneScale
+                 : groups == 2                         ? TileCode::kTwoGroups
+                 : groups == 1                         ? TileCode::kOneGroup
+                                                       : TileCode::kAnyGroups;
+    return start;
   }
 };
 
@@ -492,7 +522,7 @@ MARLIN_DEVICE void MultiplyTiles(const PersistentArguments& args, const PhaseGem
                                  const PhaseStart& start, uint32_t activations, int first_tile,
                                  bool is_low, float* sums, TileRing& ring) {
   using T = Bf16x2;
-  constexpr bool kRows = kForm == PersistentForm::kRows;
+  constexpr bool kRows = IsRows(kForm);
   const int lane = static_cast<int>(threadIdx.x) & 31;
   const int warp = static_cast<int>(threadIdx.x) >> 5;
   const TileLane tile_lane(lane);
@@ -526,7 +556,9 @@ MARLIN_DEVICE void MultiplyTiles(const PersistentArguments& args, const PhaseGem
     if (left == 0) return;
     TileWalk walk(gemm, *start.schedule, first);
 #pragma unroll 1
-    for (; left > 0; --left, walk.Advance()) multiply(walk.unit(), walk.k_tile(), gemm.weights);
+    for (; left > 0; --left, walk.Advance()) {
+      multiply(walk.unit(), walk.k_tile(), Tables{args}.LayoutOf<kForm>(gemm, walk.selection()));
+    }
   } else {
     TilePlace next = start.first;
 #pragma unroll 1
@@ -536,7 +568,7 @@ MARLIN_DEVICE void MultiplyTiles(const PersistentArguments& args, const PhaseGem
         next = TilePlace(*start.schedule, number + kPersistentWarps);
       }
       multiply(tile.unit(), tile.k_tile(),
-               Tables::LayoutOf<kForm == PersistentForm::kHybrid>(gemm, tile.selection()));
+               Tables{args}.LayoutOf<kForm>(gemm, tile.selection()));
     }
   }
   if (open >= 0) flush();
@@ -547,7 +579,7 @@ template <CodeKind kKind, PersistentForm kForm>
 MARLIN_DEVICE void MultiplyPhase(const PersistentArguments& args, int phase,
                                  const PhaseStart& start, int first_tile, TileRing& ring) {
   const PhaseGemm& gemm = Tables{args}.GemmOf(phase);
-  const bool is_low = kForm != PersistentForm::kRows && SlotOrder::IsLow(phase);
+  const bool is_low = !IsRows(kForm) && SlotOrder::IsLow(phase);
   const uint32_t activations = SharedAddress(Memory()) + args.shared.activations;
   const auto multiply = [&]<ParameterUse kUse, int kGroups = 0>() {
     MultiplyTiles<kKind, kUse, kForm, kGroups>(args, gemm, start, activations, first_tile, is_low,

@@ -79,6 +79,54 @@ Json Hybrid(const std::string& type, int features, const Json& changes) {
   return config;
 }
 
+/// Shared experts of models with plain attention: as wide as the others, or as several of them.
+std::vector<Case> SharedCases() {
+  const Json gated = {{"num_experts", 16}, {"shared_expert_intermediate_size", 96}};
+  Json wide = gated;
+  wide.update({{"moe_intermediate_size", 128}, {"shared_expert_intermediate_size", 384}});
+  Json dense_layers = gated;
+  dense_layers.update({{"mlp_only_layers", {1}}, {"norm_topk_prob", true}});
+  const Json plain = {{"n_routed_experts", 16}, {"n_shared_experts", 1}};
+  Json glm = plain;
+  glm["use_qk_norm"] = true;
+  Json groups = glm;
+  groups.update({{"n_group", 4}, {"topk_group", 2}, {"routed_scaling_factor", 2.5}});
+  // Teams of four warps in attention, and of eight; several blocks of keys for each.
+  Json large = glm;
+  large.update({{"n_routed_experts", 8},
+                {"hidden_size", 5120},
+                {"num_hidden_layers", 2},
+                {"num_key_value_heads", 8},
+                {"head_dim", 128}});
+  Json larger = large;
+  larger["hidden_size"] = 6656;
+  const Json ernie = {{"num_experts", 16}, {"moe_intermediate_size", 128}, {"n_shared_experts", 2}};
+  Json dots = plain;
+  dots.update({{"n_shared_experts", 2},
+               {"moe_intermediate_size", 128},
+               {"sliding_window", 40},
+               {"max_window_layers", 1},
+               {"first_k_dense_replace", 2}});
+  // Norms after RoPE.
+  const Json hunyuan = {{"num_experts", 16}, {"intermediate_size", 96}};
+  return {
+      {"qwen2_moe", Config("qwen2_moe", gated), "fp4_e2m1/g32"},
+      {"qwen2_moe_wide", Config("qwen2_moe", wide), "default_moe"},
+      {"qwen2_moe_dense", Config("qwen2_moe", dense_layers), "u4/g32"},
+      {"glm4_moe", Config("glm4_moe", glm), "default_moe"},
+      {"glm4_moe_groups", Config("glm4_moe", groups), "fp4_e2m1/g128"},
+      {"glm4_moe_fp8_cache", Config("glm4_moe", glm), "fp4_e2m1/g32", DType::kF8E4M3},
+      {"glm4_moe_four_warps", Config("glm4_moe", large), "fp4_e2m1/g128"},
+      {"glm4_moe_eight_warps", Config("glm4_moe", larger), "fp4_e2m1/g128"},
+      {"glm4_moe_four_warps_fp8_cache", Config("glm4_moe", large), "fp4_e2m1/g128", DType::kF8E4M3},
+      {"ernie4_5_moe", Config("ernie4_5_moe", ernie), "s8/g128"},
+      {"dots1", Config("dots1", dots), "default_moe"},
+      {"solar_open", Config("solar_open", plain), "fp8_e4m3/g128"},
+      {"hunyuan_v1_moe", Config("hunyuan_v1_moe", hunyuan), "fp4_e2m1/g64"},
+      {"hunyuan_v1_dense", Config("hunyuan_v1_dense", {{"head_dim", 128}}), "fp4_e2m1/g128"},
+  };
+}
+
 std::vector<Case> Cases() {
   const Json experts = {{"num_experts", 16}, {"norm_topk_prob", true}};
   const Json shared = {{"num_experts", 16}, {"shared_expert_intermediate_size", 96}};
@@ -171,6 +219,13 @@ class PersistentOnGpu : public ::testing::TestWithParam<Case> {
     });
   }
   static bool IsSparse() { return GetParam().format.ends_with("2:4"); }
+  /// Whether several rows run in the kernel.
+  static bool TakesRows(int rows) {
+    const Json& config = GetParam().config;
+    if (config.contains("linear_num_key_heads")) return false;
+    return rows <= 3 || config.contains("num_experts") || config.contains("num_local_experts") ||
+           config.contains("n_routed_experts");
+  }
 
   Model Load(const Device& device, bool exact = false) const {
     ModelOptions options;
@@ -360,15 +415,13 @@ TEST_P(PersistentOnGpu, RowsAreAsNearToFp32AsTheOperations) {
   for (const int rows : {2, 3, 5, 8}) {
     SCOPED_TRACE(fmt::format("{} rows", rows));
     constexpr int kTokens = 12;
-    const bool fuses = rows <= 3 || GetParam().config.contains("num_experts") ||
-                       GetParam().config.contains("num_local_experts");
     const std::vector<float> wanted = DecodeTogether(exact, rows, kTokens);
     const std::vector<float> mine = DecodeTogether(persistent, rows, kTokens);
     const std::vector<float> others = DecodeTogether(chain, rows, kTokens);
     const double distance = Distance(mine, wanted);
     const double reference = Distance(others, wanted);
     EXPECT_LT(distance, 1.5 * reference + 1e-3);
-    if (runs && fuses && !GetParam().config.contains("linear_num_key_heads")) {
+    if (runs && TakesRows(rows)) {
       EXPECT_NE(mine, others) << "the persistent kernel did not run";
     }
     fmt::print("{} {} rows: {:.2e}, operations {:.2e}\n", GetParam().name, rows, distance,
@@ -438,6 +491,8 @@ TEST_P(PersistentOnGpu, SequencesOfTwoThreadsDoNotMeet) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, PersistentOnGpu, ::testing::ValuesIn(Cases()),
+                         [](const auto& param) { return param.param.name; });
+INSTANTIATE_TEST_SUITE_P(Shared, PersistentOnGpu, ::testing::ValuesIn(SharedCases()),
                          [](const auto& param) { return param.param.name; });
 
 }  // namespace

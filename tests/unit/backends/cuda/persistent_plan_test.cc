@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -137,6 +138,65 @@ TEST(PersistentPlan, TheSharedExpertsTilesHaveTheirOwnPlaces) {
   }
 }
 
+/// The place of a tile of a shared expert of `parts` parts in its matrix.
+int64_t SharedPlace(const PhaseGemm& gemm, int parts, const ScheduledTile& tile, int strip) {
+  const int part = tile.selection - gemm.shared_selection;
+  if (gemm.segments > 1) {
+    const int of_part = tile.k_tile % gemm.weights.tiles_of_strip;
+    return TileOffset(gemm.shared, strip, part * gemm.weights.tiles_of_strip + of_part);
+  }
+  const int width = gemm.sides == 2 ? gemm.strips : gemm.strips / 2;
+  const int side = strip / width;
+  const int of_side = part * width + strip % width;
+  return TileOffset(gemm.shared, side * parts * width + of_side, tile.k_tile);
+}
+
+TEST(PersistentPlan, AWideSharedExpertIsSeveralSelections) {
+  constexpr int kParts = 3;
+  constexpr int kInner = 256;
+  PhaseGemm two_sides = Gemm(kInner, 512, 2, 4 + kParts, 1, Phase::kGates);
+  PhaseGemm one_matrix = Gemm(2 * kInner, 512, 1, 4 + kParts, 1, Phase::kGates);
+  PhaseGemm downs = Gemm(512, kInner, 1, 1, 4 + kParts, Phase::kDown);
+  for (PhaseGemm* const gemm : {&two_sides, &one_matrix, &downs}) {
+    gemm->shared = gemm->weights;
+    gemm->shared.tile_bytes = 2176;
+    gemm->shared_selection = 4;
+    gemm->shared_parts = kParts;
+    if (gemm == &downs) {
+      gemm->shared.k *= kParts;
+      gemm->shared.tiles_of_strip *= kParts;
+    } else {
+      gemm->shared.n *= kParts;
+    }
+    std::set<std::pair<int, int64_t>> seen;
+    for (int block = 0; block < kBlocks; ++block) {
+      const BlockSchedule schedule = ScheduleBlock(*gemm, block, kBlocks);
+      for (const ScheduledTile& tile : schedule.tiles) {
+        if (tile.selection < gemm->first_shared()) continue;
+        const ScheduledUnit& unit = schedule.units[tile.unit];
+        const int64_t offset = int64_t{tile.offset} * 16;
+        EXPECT_EQ(offset,
+                  SharedPlace(*gemm, kParts, tile, static_cast<int>(unit.output) / kStripOutputs));
+        EXPECT_LT(offset,
+                  int64_t{2176} * gemm->shared.n / kStripOutputs * gemm->shared.tiles_of_strip);
+        EXPECT_TRUE(seen.emplace(tile.side, offset).second);
+      }
+    }
+    // All of both sides' matrices.
+    EXPECT_EQ(std::ssize(seen),
+              gemm->sides * (gemm->shared.n / kStripOutputs) * gemm->shared.tiles_of_strip);
+  }
+}
+
+TEST(PersistentPlan, NoMoreUnitsThanABlockHasThreadsFor) {
+  // The dense layer of GLM-4.5-Air.
+  const PhaseGemm gemm = Gemm(10944, 4096, 2, 1, 1, Phase::kGates);
+  EXPECT_EQ(gemm.splits, 2);
+  for (int block = 0; block < kBlocks; ++block) {
+    EXPECT_LE(ScheduleBlock(gemm, block, kBlocks).header.units, kMostUnits);
+  }
+}
+
 TEST(PersistentPlan, MoreSplitsWhereInputsHaveToBeGathered) {
   // Without it, every block would gather and activate all 14336 inputs.
   EXPECT_EQ(Gemm(4096, 14336).splits, 1);
@@ -259,6 +319,50 @@ TEST(PersistentPlan, RowsTilesHaveOneBlockAndOneWarp) {
   }
 }
 
+TEST(PersistentPlan, RowsMultiplyTheSharedExpertOnce) {
+  static const PersistentExpert kExpert;
+  PersistentRouter router = Shape().router;
+  router.shared = 2;
+  PersistentLayer layer = Layer();
+  layer.experts = &kExpert;
+  layer.gemms[2] = Gemm(1536, 2048, 1, 10);
+  layer.gemms[3] = Gemm(2048, 768, 1, 1, 10);
+  for (const int phase : {2, 3}) {
+    PhaseGemm& gemm = layer.gemms[phase];
+    gemm.shared = gemm.weights;
+    gemm.shared_selection = 8;
+    gemm.shared_parts = 2;
+    if (phase == 2) gemm.shared.n *= 2;
+    if (phase == 3) gemm.shared.k *= 2;
+    if (phase == 3) gemm.shared.tiles_of_strip *= 2;
+  }
+  SplitRows(4, router, kBlocks, &layer);
+  // Rows' words have places for ten selections; 32 experts at most, then the shared one's parts.
+  EXPECT_EQ(layer.gemms[2].most_selected, 34);
+  EXPECT_EQ(layer.gemms[2].columns, 10 * 1536);
+  constexpr int kTasks = 15;
+  for (const int phase : {2, 3}) {
+    const PhaseGemm& gemm = layer.gemms[phase];
+    std::set<int64_t> shared;
+    for (int block = 0; block < kBlocks; ++block) {
+      const Schedule header = PhaseDeal(gemm, 4, kTasks, block, kBlocks).Header();
+      if (header.tiles == 0) continue;
+      TileWalk walk(gemm, header, 0);
+      for (int tile = 0; tile < header.tiles; ++tile, walk.Advance()) {
+        const ScheduledTile found = walk.Tile(kTasks - 2);
+        EXPECT_EQ(found.selection, walk.selection());
+        EXPECT_LT(found.selection, kTasks);
+        if (found.selection >= kTasks - 2) {
+          EXPECT_TRUE(shared.insert(found.offset).second);
+        } else {
+          EXPECT_EQ(found.offset, walk.Tile().offset);
+        }
+      }
+    }
+    EXPECT_EQ(std::ssize(shared), gemm.shared.n / kStripOutputs * gemm.shared.tiles_of_strip);
+  }
+}
+
 TEST(PersistentPlan, RowsPartsOfMemoryDoNotOverlap) {
   for (const int rows : {2, 8}) {
     std::vector<PersistentLayer> layers(2, LayerOfRows(rows));
@@ -281,6 +385,41 @@ TEST(PersistentPlan, RowsPartsOfMemoryDoNotOverlap) {
     EXPECT_LE(layers[0].gemms[3].splits, kMostRowSplits);
     EXPECT_GE(args->exchange.arrived - args->exchange.inputs[1], rows * (2048 + 64));
   }
+}
+
+/// A layer with a shared expert in a model of `features`, in form kGeneral.
+std::optional<PersistentArguments> LayOutShared(int features, int kv_heads, int head_dim) {
+  std::vector<PersistentLayer> layers(1);
+  layers[0].gemms[0] = Gemm(3 * kv_heads * head_dim, features);
+  layers[0].gemms[1] = Gemm(features, kv_heads * head_dim, 1, 1, 1, Phase::kOut);
+  layers[0].gemms[2] = Gemm(128, features, 2, 5, 1, Phase::kGates);
+  layers[0].gemms[3] = Gemm(features, 128, 1, 1, 5, Phase::kDown);
+  const Schedules schedules = ScheduleLayers(layers, kBlocks);
+  PersistentArguments shape;
+  shape.form = PersistentForm::kGeneral;
+  shape.features = features;
+  shape.heads = shape.kv_heads = kv_heads;
+  shape.key_dim = shape.value_dim = head_dim;
+  shape.pairs = head_dim / 2;
+  shape.router = {.experts = 16, .top_k = 4, .shared = 1};
+  return LayOutPersistent(shape, layers, schedules, kBlocks, kSharedBytes);
+}
+
+TEST(PersistentPlan, TeamsAreAsManyAsThereIsMemoryFor) {
+  const auto teams = [](int features, int head_dim) {
+    const auto args = LayOutShared(features, 16, head_dim);
+    if (!args.has_value()) return 0;
+    const int count = kPersistentWarps >> args->team_warps_log2;
+    EXPECT_LE(args->shared.keys + count * 16 * 2 * (2 * head_dim + 16), args->shared.bytes);
+    EXPECT_LE(args->shared.bytes, kSharedBytes);
+    EXPECT_GE(args->slots, kLowSlots);
+    return count;
+  };
+  EXPECT_EQ(teams(2048, 128), 8);
+  EXPECT_EQ(teams(5120, 128), 4);
+  EXPECT_EQ(teams(7168, 128), 2);
+  EXPECT_EQ(teams(8192, 128), 0);
+  EXPECT_EQ(teams(7168, 96), 0) << "features that teams of eight warps do not share evenly";
 }
 
 /// Whether the bytes of `values`, of which there may be none, begin at `data`.
@@ -448,6 +587,16 @@ TEST(PersistentPlan, SaysWhyItDoesNotRunALayer) {
             "32 query heads, not a multiple of the KV heads");
   EXPECT_EQ(ReasonAfter([](auto& layer) { layer.attention.kv_heads = 1; }),
             "more than 16 query heads for a KV head");
+  EXPECT_EQ(ReasonAfter([](auto& layer) {
+              layer.attention.q_norm = layer.gate_up.norm;
+              layer.attention.norms = AttentionStep::Norms::kAllHeads;
+            }),
+            "norms of all heads at once");
+  EXPECT_EQ(ReasonAfter([](auto& layer) {
+              layer.attention.q_norm = layer.gate_up.norm;
+              layer.attention.norms = AttentionStep::Norms::kAfterRotary;
+            }),
+            "");
   EXPECT_EQ(ReasonAfter([](auto& layer) { layer.attention.cache_group = 2; }),
             "more than 2 cache groups");
   EXPECT_EQ(ReasonAfter([](auto& layer) { layer.attention.cache.page_stride = 4; }),
@@ -471,8 +620,37 @@ TEST(PersistentPlan, SaysWhyItDoesNotRunExperts) {
   EXPECT_EQ(layer.RoutedReason(), "no RMS norm before a block");
   layer.route.norm = layer.project.norm;
   EXPECT_EQ(layer.RoutedReason(), "");
-  layer.experts.shared.gate_up.parts = {&router, 1};
-  EXPECT_EQ(layer.RoutedReason(), "shared experts");
+  layer.route.options.top_k = 12;
+  layer.experts.experts[0].down.in = 128;
+  ExpertsStep& experts = layer.experts;
+  experts.shared.gate_up.parts = {&router, 1};
+  experts.shared.down.in = 128;
+  EXPECT_EQ(layer.RoutedReason(), "");
+  EXPECT_EQ(SharedParts(experts), 1);
+  experts.shared.down.in = 512;
+  EXPECT_EQ(layer.RoutedReason(), "");
+  EXPECT_EQ(SharedParts(experts), 4);
+  experts.shared.down.in = 640;
+  EXPECT_EQ(layer.RoutedReason(), "17 experts for a token; supported: up to 16");
+  experts.shared.down.in = 192;
+  EXPECT_EQ(layer.RoutedReason(), "a shared expert of 192 features, not a multiple of the others'");
+  experts.shared.down.in = 64;
+  EXPECT_EQ(layer.RoutedReason(), "a shared expert of 64 features, not a multiple of the others'");
+  experts.experts[0].down.in = 64;
+  EXPECT_EQ(layer.RoutedReason(), "");
+  experts.shared.down.in = 128;
+  EXPECT_EQ(layer.RoutedReason(),
+            "experts of 64 features and a wider shared one; supported: multiples of 128");
+  experts.experts[0].down.in = experts.shared.down.in = 256;
+  experts.shared.down.bias = TensorView(layer.weight, DType::kF32, {4});
+  EXPECT_EQ(layer.RoutedReason(), "");
+  experts.shared.down.in = 512;
+  EXPECT_EQ(layer.RoutedReason(), "biases of a shared expert that is wider than the others");
+  experts.shared.down.bias = {};
+  experts.shared_gate.parts = {&router, 1};
+  EXPECT_EQ(layer.RoutedReason(), "");
+  experts.scales_inputs = true;
+  EXPECT_EQ(layer.RoutedReason(), "experts of scaled inputs");
 }
 
 TEST(PersistentPlan, SaysWhyItDoesNotRunAGatedDeltaNet) {
@@ -486,6 +664,7 @@ TEST(PersistentPlan, SaysWhyItDoesNotRunAGatedDeltaNet) {
   layer.route.options.top_k = 8;
   layer.experts.experts.resize(64);
   layer.experts.shared.gate_up.parts = {parts, 1};
+  layer.experts.shared.down.in = layer.experts.experts[0].down.in = 512;
   EXPECT_EQ(layer.DeltaReason(), "");
   const auto after = [&](const auto& change) {
     DenseLayer changed = layer;
@@ -567,6 +746,8 @@ TEST(PersistentPlan, TakesAttentionThatTheHybridKernelHas) {
   EXPECT_TRUE(elsewhere([](auto& attention) { attention.value_dim = 64; }));
   EXPECT_TRUE(elsewhere([](auto& attention) { attention.cache.type = DType::kF8E4M3; }));
   EXPECT_TRUE(elsewhere([](auto& attention) { attention.options.softcap = 30.0F; }));
+  EXPECT_TRUE(
+      elsewhere([](auto& attention) { attention.norms = AttentionStep::Norms::kAfterRotary; }));
   const float frequencies[68] = {};
   EXPECT_TRUE(elsewhere([&](auto& attention) {
     attention.rotary.inverse_frequencies = TensorView(frequencies, DType::kF32, {68});

@@ -76,38 +76,30 @@ class WarpSoftmax {
         keys + ((lane_ & 7) + (lane_ >> 4) * 8) * operands_.key_row + (lane_ >> 3 & 1) * 16;
     float(&low)[4] = reinterpret_cast<float(&)[4]>(scores[0]);
     float(&high)[4] = reinterpret_cast<float(&)[4]>(scores[4]);
-    // Sums of their own: a product waits for the one before it in its sum.
-    float low_rest[4] = {};
-    float high_rest[4] = {};
     StepOperands next;
-    next.Load(query, key);
+    next.Load(query, rest, key);
     // A step's operands are loaded during the previous products.
 #pragma unroll 4
     for (int step = 0; step < key_steps_; ++step) {
       const StepOperands now = next;
-      uint32_t rests[4];
-      LoadMatrices(rests, rest + step * 32);
       const int to_next = (step + 1) * 32;
-      if (step + 1 < key_steps_) next.Load(query + to_next, key + to_next);
+      if (step + 1 < key_steps_) next.Load(query + to_next, rest + to_next, key + to_next);
       MultiplyAdd<Bf16x2>(low, now.queries, now.keys[0], now.keys[1]);
       MultiplyAdd<Bf16x2>(high, now.queries, now.keys[2], now.keys[3]);
-      MultiplyAdd<Bf16x2>(low_rest, rests, now.keys[0], now.keys[1]);
-      MultiplyAdd<Bf16x2>(high_rest, rests, now.keys[2], now.keys[3]);
-    }
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      low[e] += low_rest[e];
-      high[e] += high_rest[e];
+      MultiplyAdd<Bf16x2>(low, now.rests, now.keys[0], now.keys[1]);
+      MultiplyAdd<Bf16x2>(high, now.rests, now.keys[2], now.keys[3]);
     }
   }
 
   /// The operands of 16 features.
   struct StepOperands {
     uint32_t queries[4];
+    uint32_t rests[4];
     uint32_t keys[4];
 
-    MARLIN_DEVICE void Load(uint32_t query, uint32_t key) {
+    MARLIN_DEVICE void Load(uint32_t query, uint32_t rest, uint32_t key) {
       LoadMatrices(queries, query);
+      LoadMatrices(rests, rest);
       LoadMatrices(keys, key);
     }
   };
