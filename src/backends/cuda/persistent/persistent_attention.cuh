@@ -296,21 +296,13 @@ class TokenAttention : private PartOfAttention {
     return Part().active_splits > 1 && Part().active_splits <= kMostMergedByReaders;
   }
 
-  /// Merges the parts of this CTA's share of the heads' features: a warp has 32 features of a head.
-  /// Where a KV head has one part, Run has published the result.
+  /// Merges the parts of this CTA's share of the heads' features. Where a KV head has one part, Run
+  /// has published the result.
   MARLIN_DEVICE void Combine(const uint32_t* parts, uint32_t* mixed, uint32_t tag) const {
-    if (Part().active_splits == 1) return;
     if (ReadersMerge()) return PublishNoResults(mixed, tag);
-    const PersistentScratch& scratch = Tables{args_}.Scratch();
-#pragma unroll 1
-    for (int unit = blockIdx.x + warp_ * gridDim.x; unit < args_.heads * args_.value_dim / 32;
-         unit += kPersistentWarps * gridDim.x) {
-      const int head = warp_ > 0 ? unit * 32 / args_.value_dim : scratch.head;
-      const int kv_head = warp_ > 0 ? head / args_.group : scratch.head_kv_head;
-      CombineUnit(parts, Part().active_splits, {head, kv_head, unit * 32 - head * args_.value_dim},
-                  mixed, tag);
-    }
+    CombineRows(parts, 1, &Part().active_splits, mixed, tag);
   }
+
   /// The merged result of a head's four features from `feature` on, of parts that ReadersMerge.
   MARLIN_DEVICE float4 GatherMerged(const uint32_t* parts, int head, int feature,
                                     uint32_t tag) const {
@@ -338,20 +330,21 @@ class TokenAttention : private PartOfAttention {
     return Result(head, feature, merged);
   }
 
-  /// The same of all rows, from the first row's parts on; `active_splits`: every row's.
-  MARLIN_DEVICE void CombineRows(const uint32_t* parts, const int* active_splits, uint32_t* mixed,
-                                 uint32_t tag) const {
+  /// Combine of `rows` rows, from the first one's parts on; `active_splits`: every row's. A warp has
+  /// kCombined features of a head.
+  MARLIN_DEVICE void CombineRows(const uint32_t* parts, int rows, const int* active_splits,
+                                 uint32_t* mixed, uint32_t tag) const {
     const int features = args_.heads * args_.value_dim;
 #pragma unroll 1
-    for (int first = (blockIdx.x + warp_ * gridDim.x) * 32; first < args_.rows * features;
-         first += kPersistentWarps * gridDim.x * 32) {
-      const int row = first / features;
+    for (int first = (blockIdx.x + warp_ * gridDim.x) * kCombined; first < rows * features;
+         first += kPersistentWarps * gridDim.x * kCombined) {
+      const int row = QuotientOf(first, features);
       if (active_splits[row] == 1) continue;
-      const int head = (first - row * features) / args_.value_dim;
+      const int head = QuotientOf(first - row * features, args_.value_dim);
       const int feature = first - row * features - head * args_.value_dim;
       CombineUnit(parts + row * args_.kv_heads * args_.attention_splits * PartWords(),
-                  active_splits[row], {head, head / args_.group, feature}, mixed + row * features,
-                  tag);
+                  active_splits[row], {head, QuotientOf(head, args_.group), feature},
+                  mixed + row * features, tag);
     }
   }
 
@@ -576,15 +569,21 @@ class TokenAttention : private PartOfAttention {
       }
       InsertNew(block);
       SyncTeam();
+      const int next = block + Teams();
+      const bool requests = next < Part().end_block && OfTeam() < 2;
+      const auto find = [&] {
+        return FindPage<kForm>(args_, layer_.cache_group, next * kWarpKeys);
+      };
+      // The products cover its latency, but with several rows registers are short.
+      const uint8_t* page = !kRows && requests ? find() : nullptr;
       softmax.Add(Row(Team(), 0, false), Row(Team(), 0, true) + part, block * kWarpKeys, [&](int) {
         return KeySpan{Part().first_key, Position() + 1};
       });
-      if (block + Teams() >= Part().end_block) break;
+      if (next >= Part().end_block) break;
       SyncTeam();
-      const int next = block + Teams();
-      if (OfTeam() > 1) continue;
-      Request(next, Team(), OfTeam() * 32 + lane_,
-              FindPage<kForm>(args_, layer_.cache_group, next * kWarpKeys));
+      if (!requests) continue;
+      if (kRows) page = find();
+      Request(next, Team(), OfTeam() * 32 + lane_, page);
     }
     softmax.SumLanes();
   }
@@ -675,7 +674,8 @@ class TokenAttention : private PartOfAttention {
     }
   }
 
-  /// 32 features of a head: eight quads, which eight adjacent threads have.
+  /// Features of a head: four quads, which four adjacent lanes have, of every eighth part.
+  static constexpr int kCombined = 16;
   struct CombinedUnit {
     int head;
     int kv_head;
@@ -683,14 +683,15 @@ class TokenAttention : private PartOfAttention {
   };
   MARLIN_DEVICE void CombineUnit(const uint32_t* parts, int splits, const CombinedUnit& unit,
                                  uint32_t* mixed, uint32_t tag) const {
-    constexpr int kLanes = 4;  // A split's quads are in eight lanes.
-    constexpr int kMost = 4;   // Splits of a lane that are requested at once.
-    const int feature = unit.first_feature + (lane_ & 7) * 4;
+    constexpr int kQuadsOfUnit = kCombined / 4;
+    constexpr int kLanes = 32 / kQuadsOfUnit;
+    constexpr int kMost = 4;  // Splits of a lane that are requested at once.
+    const int feature = unit.first_feature + lane_ % kQuadsOfUnit * 4;
     const uint32_t* const first = parts + unit.kv_head * args_.attention_splits * PartWords() +
                                   (unit.head - unit.kv_head * args_.group) * (args_.value_dim + 4);
     SoftmaxPart merged;
 #pragma unroll 1
-    for (int split = lane_ >> 3; split < splits; split += kLanes * kMost) {
+    for (int split = lane_ / kQuadsOfUnit; split < splits; split += kLanes * kMost) {
       const int words = PartWords();
       const AwaitedQuads<2 * kMost> quads(
           first + split * words, tag,
@@ -704,9 +705,9 @@ class TokenAttention : private PartOfAttention {
       }
     }
     __syncwarp();
-    merged.AddLane(8);
-    merged.AddLane(16);
-    if (lane_ < 8) {
+#pragma unroll
+    for (int distance = kQuadsOfUnit; distance < 32; distance *= 2) merged.AddLane(distance);
+    if (lane_ < kQuadsOfUnit) {
       PublishQuad(mixed + unit.head * args_.value_dim + feature, Result(unit.head, feature, merged),
                   tag);
     }

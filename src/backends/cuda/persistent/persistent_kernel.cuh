@@ -172,8 +172,6 @@ class PersistentBlock {
     if (kHybrid && args_.kv_heads == 0) return;
     scratch.kv_head = block / args_.attention_splits;
     scratch.split = block - scratch.kv_head * args_.attention_splits;
-    scratch.head = block * 32 / args_.value_dim;
-    scratch.head_kv_head = scratch.head / args_.group;
     FindKeys(args_, TeamsOf<kForm>(args_));
   }
 

@@ -312,8 +312,6 @@ struct PersistentScratch {
   int sequence;               ///< The CTA's in attention: its row of the block tables.
   int kv_head;                ///< The CTA's; kv_heads: it has no part in attention.
   int split;                  ///< The CTA's part of the KV head's keys.
-  int head;                   ///< Whose features the CTA merges first.
-  int head_kv_head;           ///< Its KV head.
 };
 
 /// New keys, which are not read from the cache: positions.

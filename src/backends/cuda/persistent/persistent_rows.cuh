@@ -167,7 +167,7 @@ class PersistentRows : private RowsPart {
                   tag);
     // Activations take the memory of attention.
     SyncFirst<kPersistentThreads>();
-    attention.CombineRows(parts, Rows().active_splits[layer.cache_group], mixed, tag);
+    attention.CombineRows(parts, args_.rows, Rows().active_splits[layer.cache_group], mixed, tag);
     const Schedule& schedule = tables_.ScheduleOf(layer.gemms[static_cast<int>(Phase::kOut)]);
     RowsInputs(args_).GatherMixed(mixed, features, schedule, tag);
   }
