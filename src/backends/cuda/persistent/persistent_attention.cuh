@@ -674,8 +674,8 @@ class TokenAttention : private PartOfAttention {
     }
   }
 
-  /// Features of a head: four quads, which four adjacent lanes have, of every eighth part.
-  static constexpr int kCombined = 16;
+  /// Features of a head: eight quads, which eight adjacent lanes have, of every fourth part.
+  static constexpr int kCombined = 32;
   struct CombinedUnit {
     int head;
     int kv_head;
