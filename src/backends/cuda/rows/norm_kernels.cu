@@ -142,12 +142,11 @@ __global__ void __launch_bounds__(kWideThreads)
   }
 }
 
-/// Four adjacent elements at a time in fp32, up to kVectorColumns of them. One CTA has a row: of as
-/// few threads as its columns need, so that a multiprocessor has many rows in flight. The number
-/// of threads depends on the columns alone, as a row's bits do.
+/// Four adjacent elements at a time in fp32, up to kVectorColumns of them: the norm of a decode
+/// step, whose time is the sum of its latencies. One CTA has a row.
+constexpr int kVectorThreads = 512;
 constexpr int kVectors = 4;
-constexpr int kMostVectorThreads = 512;
-constexpr int kVectorColumns = kMostVectorThreads * kVectors * 4;
+constexpr int kVectorColumns = kVectorThreads * kVectors * 4;
 
 MARLIN_DEVICE void StoreFour(const RowsView& out, int64_t at, const float4& v) {
   if (out.type == Element::kF32) {
@@ -160,7 +159,7 @@ MARLIN_DEVICE void StoreFour(const RowsView& out, int64_t at, const float4& v) {
   *reinterpret_cast<uint2*>(static_cast<uint16_t*>(out.data) + at) = packed;
 }
 
-template <int kVectorThreads, bool kAdds>
+template <bool kAdds>
 __global__ void __launch_bounds__(kVectorThreads)
     VectorNormKernel(const __grid_constant__ RmsNormArguments args) {
   __shared__ double sums[kVectorThreads / 32];
@@ -235,19 +234,11 @@ bool IsVectorNorm(const RmsNormArguments& args) {
          reinterpret_cast<uintptr_t>(args.weight) % 16 == 0;
 }
 
-template <int kVectorThreads>
-cudaError_t LaunchVectorNorm(const RmsNormArguments& args, cudaStream_t stream) {
-  const auto kernel = args.block.data != nullptr ? &VectorNormKernel<kVectorThreads, true>
-                                                 : &VectorNormKernel<kVectorThreads, false>;
-  return LaunchInChain(kernel, GridOf(args.x.rows), kVectorThreads, 0, stream, args);
-}
-
 cudaError_t LaunchNorm(const RmsNormArguments& args, cudaStream_t stream) {
   const bool adds = args.block.data != nullptr;
   if (IsVectorNorm(args)) {
-    if (args.columns <= kVectorColumns / 4) return LaunchVectorNorm<128>(args, stream);
-    if (args.columns <= kVectorColumns / 2) return LaunchVectorNorm<256>(args, stream);
-    return LaunchVectorNorm<kMostVectorThreads>(args, stream);
+    const auto kernel = adds ? &VectorNormKernel<true> : &VectorNormKernel<false>;
+    return LaunchInChain(kernel, GridOf(args.x.rows), kVectorThreads, 0, stream, args);
   }
   if (args.columns > kNarrowColumns) {
     const auto kernel = adds ? &RmsNormKernel<kWideThreads, kWideThreads, true>
@@ -279,9 +270,7 @@ cudaError_t Load<RmsNormCall>() {
   return PrepareKernels(
       &RmsNormKernel<kWideThreads, kWideThreads, false>,
       &RmsNormKernel<kWideThreads, kWideThreads, true>, &RmsNormKernel<32, kNarrowThreads, false>,
-      &RmsNormKernel<32, kNarrowThreads, true>, &VectorNormKernel<128, false>, &VectorNormKernel<128, true>,
-      &VectorNormKernel<256, false>, &VectorNormKernel<256, true>,
-      &VectorNormKernel<kMostVectorThreads, false>, &VectorNormKernel<kMostVectorThreads, true>);
+      &RmsNormKernel<32, kNarrowThreads, true>, &VectorNormKernel<false>, &VectorNormKernel<true>);
 }
 
 template <>
