@@ -517,7 +517,7 @@ class Model {
   Floats frequencies_;
   std::vector<float> cache_;
   std::vector<uint4> slab_;
-  std::vector<int32_t> table_;  ///< [rows][kCachePages]
+  std::vector<int32_t> table_;       ///< [rows][kCachePages]
   std::vector<int32_t> first_rows_;  ///< A text has a row.
   PersistentArguments args_;
   std::vector<PersistentLayer> tables_;

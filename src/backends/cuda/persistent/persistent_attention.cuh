@@ -2,8 +2,9 @@
 // units, over a paged bf16 or e4m3 cache (see decode_attention.cu and matrix_softmax.cuh).
 //
 //   A CTA has a run of blocks of 16 keys. A team of warps has a block together, each a part of the
-//   value features: two warps, or eight in the hybrid kernel, whose heads have up to 256. The CTA
-//   merges its warps and publishes the result; another phase merges the CTAs.
+//   value features: two warps, two to eight in the general form, or eight in the hybrid kernel,
+//   whose heads have up to 256. The CTA merges its teams and publishes the result; AttentionMerge
+//   merges the CTAs.
 //   Keys and values of earlier positions are requested before the projections are there. Codes of
 //   e4m3 are copied to the second half of a row's place, and widened there to bf16, exactly.
 //   With several rows of a sequence, other CTAs append the keys of its earlier rows meanwhile: the
@@ -14,6 +15,7 @@
 #include "backends/cuda/attention/head_math.cuh"
 #include "backends/cuda/attention/latent/matrix_softmax.cuh"
 #include "backends/cuda/common/thread_barrier.cuh"
+#include "backends/cuda/persistent/persistent_attention_merge.cuh"
 #include "backends/cuda/persistent/persistent_exchange.cuh"
 #include "backends/cuda/persistent/persistent_layout.h"
 #include "backends/cuda/persistent/persistent_rows_part.cuh"
@@ -22,48 +24,6 @@
 namespace marlin::cuda {
 
 inline constexpr int kMergePadding = 8;  ///< In floats, against bank conflicts.
-
-/// A merge of softmax parts.
-struct SoftmaxPart {
-  float largest = NoScore();
-  float sum = 0.0f;
-  float4 values = {0.0f, 0.0f, 0.0f, 0.0f};
-
-  /// values += v x factor.
-  MARLIN_DEVICE void AddValues(const float4& v, float factor) {
-    values.x = __fmaf_rn(v.x, factor, values.x);
-    values.y = __fmaf_rn(v.y, factor, values.y);
-    values.z = __fmaf_rn(v.z, factor, values.z);
-    values.w = __fmaf_rn(v.w, factor, values.w);
-  }
-  MARLIN_DEVICE void Add(const SoftmaxPart& other) {
-    const float together = fmaxf(largest, other.largest);
-    const float mine = RescaleFactor(largest, together);
-    const float its = RescaleFactor(other.largest, together);
-    largest = together;
-    sum = __fmaf_rn(other.sum, its, sum * mine);
-    values = {values.x * mine, values.y * mine, values.z * mine, values.w * mine};
-    AddValues(other.values, its);
-  }
-  /// The part of the lane `distance` away comes second in the lower lane, first in the upper one.
-  MARLIN_DEVICE void AddLane(int distance) {
-    // Lanes differ in which part they own, and agree on which comes first.
-    const bool is_lower = (threadIdx.x & distance) == 0;
-    SoftmaxPart second;
-    const auto exchange = [&](float& mine, float& other) {
-      const float its = __shfl_xor_sync(~0u, mine, distance);
-      other = is_lower ? its : mine;
-      mine = is_lower ? mine : its;
-    };
-    exchange(largest, second.largest);
-    exchange(sum, second.sum);
-    exchange(values.x, second.values.x);
-    exchange(values.y, second.values.y);
-    exchange(values.z, second.values.z);
-    exchange(values.w, second.values.w);
-    Add(second);
-  }
-};
 
 /// The page of a position in a cache group; null, with a record of why, if there is none.
 template <PersistentForm kForm>
@@ -102,37 +62,6 @@ MARLIN_DEVICE AttentionPart PartOf(const PersistentArguments& args, int group, i
   if (scratch.kv_head >= args.kv_heads) part.end_block = part.first_block;
   return part;
 }
-
-/// The projections of a row in a layer: the words of their sums, of `rows` together, and their tag.
-struct ProjectedWords {
-  const PhaseGemm& gemm;
-  int rows;
-  const uint32_t* words;
-  uint32_t tag;
-
-  MARLIN_DEVICE float4 Gather(int column) const {
-    return GatherSums(words + column, gemm.splits, rows * gemm.columns, tag);
-  }
-};
-
-/// The division by the sum of weights, to which a sink adds.
-struct MergedFinish {
-  float factor;
-
-  MARLIN_DEVICE MergedFinish(const PersistentLayer& layer, int head, const SoftmaxPart& part) {
-    if (layer.sinks == nullptr) {
-      factor = __fdiv_rn(1.0f, part.sum);
-      return;
-    }
-    const float sink = layer.sinks[head] * kLog2E;
-    const float together = fmaxf(part.largest, sink);
-    const float rescale = RescaleFactor(part.largest, together);
-    factor = __fdiv_rn(rescale, __fmaf_rn(part.sum, rescale, RescaleFactor(sink, together)));
-  }
-  MARLIN_DEVICE float4 Values(const float4& v) const {
-    return {v.x * factor, v.y * factor, v.z * factor, v.w * factor};
-  }
-};
 
 /// RoPE of a head, of which a lane has four features. Two features that turn together are adjacent,
 /// or `pairs` apart: in another lane. `first_turn`: the first rotation of the head's position.
@@ -192,57 +121,6 @@ struct TeamSums {
   MARLIN_DEVICE float* Values(int at) const { return values + at * stride; }
 };
 
-/// The keys and heads of a CTA in a layer, and their places.
-class PartOfAttention {
- protected:
-  MARLIN_DEVICE PartOfAttention(const PersistentArguments& args, const PersistentLayer& layer,
-                                const ProjectedWords& projected)
-      : args_(args),
-        layer_(layer),
-        projected_(projected),
-        lane_(static_cast<int>(threadIdx.x) & 31),
-        warp_(static_cast<int>(threadIdx.x) >> 5) {}
-
-  // Read again after every barrier: fields would take registers that are short.
-  MARLIN_DEVICE const AttentionPart& Part() const {
-    return Tables{args_}.Scratch().attention[layer_.cache_group];
-  }
-  MARLIN_DEVICE int Position() const { return Tables{args_}.Scratch().position; }
-  MARLIN_DEVICE bool HasCodes() const { return args_.cache_bytes == 1; }
-  MARLIN_DEVICE int KvHead() const { return Tables{args_}.Scratch().kv_head; }
-
-  MARLIN_DEVICE int KeyRow() const { return SharedRowBytes(args_.key_dim); }
-  MARLIN_DEVICE int ValueRow() const { return SharedRowBytes(args_.value_dim); }
-  MARLIN_DEVICE int PartWords() const { return args_.group * (args_.value_dim + 4); }
-  MARLIN_DEVICE bool HasNewKey() const {
-    return Position() / kWarpKeys < Part().end_block &&
-           Position() / kWarpKeys >= Part().first_block;
-  }
-
-  /// With several rows.
-  MARLIN_DEVICE const NewKeys& New() const { return RowsOf(args_).new_keys[layer_.cache_group]; }
-  /// The new key and value of the row `back` rows before the CTA's, in shared memory.
-  MARLIN_DEVICE uint8_t* Fresh(int back) const {
-    return Memory() + args_.shared.fresh + back * (args_.key_dim + args_.value_dim) * 2;
-  }
-
-  /// Where a position's key or value begins in its page, in bytes.
-  MARLIN_DEVICE int64_t PlaceOf(int position, bool is_value) const {
-    const int place = KvHead() * kCachePageTokens +
-                      static_cast<int>(static_cast<uint32_t>(position) % kCachePageTokens);
-    const int element =
-        is_value ? args_.kv_heads * kCachePageTokens * args_.key_dim + place * args_.value_dim
-                 : place * args_.key_dim;
-    return (layer_.first_element + element) * args_.cache_bytes;
-  }
-
-  const PersistentArguments& args_;
-  const PersistentLayer& layer_;
-  const ProjectedWords projected_;
-  int lane_;
-  int warp_;
-};
-
 /// The attention of a CTA in a layer.
 template <PersistentForm kForm>
 class TokenAttention : private PartOfAttention {
@@ -285,67 +163,6 @@ class TokenAttention : private PartOfAttention {
     SyncFirst<kPersistentThreads>();
     PublishMerged(mine, mixed, tag);
     FenceAsyncProxy();
-  }
-
-  /// The parts of a KV head that every reader merges for itself (GatherMerged): reading so few of
-  /// them costs less than another exchange.
-  static constexpr int kMostMergedByReaders =
-      IsRows(kForm) || kForm == PersistentForm::kHybrid ? 1 : 4;
-
-  MARLIN_DEVICE bool ReadersMerge() const {
-    return Part().active_splits > 1 && Part().active_splits <= kMostMergedByReaders;
-  }
-
-  /// Merges the parts of this CTA's share of the heads' features. Where a KV head has one part, Run
-  /// has published the result.
-  MARLIN_DEVICE void Combine(const uint32_t* parts, uint32_t* mixed, uint32_t tag) const {
-    if (ReadersMerge()) return PublishNoResults(mixed, tag);
-    CombineRows(parts, 1, &Part().active_splits, mixed, tag);
-  }
-
-  /// The merged result of a head's four features from `feature` on, of parts that ReadersMerge.
-  MARLIN_DEVICE float4 GatherMerged(const uint32_t* parts, int head, int feature,
-                                    uint32_t tag) const {
-    constexpr int kMost = kMostMergedByReaders;
-    const int kv_head = QuotientOf(head, args_.group);
-    const int words = PartWords();
-    const AwaitedQuads<2 * kMost> quads(
-        parts + kv_head * args_.attention_splits * words +
-            (head - kv_head * args_.group) * (args_.value_dim + 4),
-        tag, [&](int i) { return i / 2 * words + (i % 2 == 0 ? args_.value_dim : feature); },
-        [&](int i) { return i / 2 < Part().active_splits; });
-    SoftmaxPart merged;
-#pragma unroll
-    for (int i = 0; i < kMost; ++i) {
-      if (i < Part().active_splits) merged.largest = fmaxf(merged.largest, quads.Value(2 * i).x);
-    }
-#pragma unroll
-    for (int i = 0; i < kMost; ++i) {
-      if (i >= Part().active_splits) break;
-      const float4 known = quads.Value(2 * i);
-      const float factor = RescaleFactor(known.x, merged.largest);
-      merged.sum = __fmaf_rn(known.y, factor, merged.sum);
-      merged.AddValues(quads.Value(2 * i + 1), factor);
-    }
-    return Result(head, feature, merged);
-  }
-
-  /// Combine of `rows` rows, from the first one's parts on; `active_splits`: every row's. A warp has
-  /// kCombined features of a head.
-  MARLIN_DEVICE void CombineRows(const uint32_t* parts, int rows, const int* active_splits,
-                                 uint32_t* mixed, uint32_t tag) const {
-    const int features = args_.heads * args_.value_dim;
-#pragma unroll 1
-    for (int first = (blockIdx.x + warp_ * gridDim.x) * kCombined; first < rows * features;
-         first += kPersistentWarps * gridDim.x * kCombined) {
-      const int row = QuotientOf(first, features);
-      if (active_splits[row] == 1) continue;
-      const int head = QuotientOf(first - row * features, args_.value_dim);
-      const int feature = first - row * features - head * args_.value_dim;
-      CombineUnit(parts + row * args_.kv_heads * args_.attention_splits * PartWords(),
-                  active_splits[row], {head, QuotientOf(head, args_.group), feature},
-                  mixed + row * features, tag);
-    }
   }
 
  private:
@@ -413,10 +230,11 @@ class TokenAttention : private PartOfAttention {
       int back = 0;
       if (kRows && of_new >= 0) back = Position() - (New().first + of_new / 2);
       const int features = is_value ? args_.value_dim : args_.key_dim;
-      int from = QueryAt(KvHead() * args_.group + number);
-      if (is_key) from = QueryAt(args_.heads) + KvHead() * args_.key_dim;
+      int from = QueryAt<kHybrid>(KvHead() * args_.group + number);
+      if (is_key) from = QueryAt<kHybrid>(args_.heads) + KvHead() * args_.key_dim;
       if (is_value) {
-        from = QueryAt(args_.heads) + args_.kv_heads * args_.key_dim + KvHead() * args_.value_dim;
+        from = QueryAt<kHybrid>(args_.heads) + args_.kv_heads * args_.key_dim +
+               KvHead() * args_.value_dim;
       }
       from -= back * projected_.gemm.columns;
       float4 head[kQuads];
@@ -446,11 +264,6 @@ class TokenAttention : private PartOfAttention {
         }
       }
     }
-  }
-
-  /// The column of the projections with which a query head begins.
-  MARLIN_DEVICE int QueryAt(int head) const {
-    return head * args_.key_dim << (kHybrid && args_.output_gate ? 1 : 0);
   }
 
   MARLIN_DEVICE void StoreQuery(const float4& head, int quad, int number) const {
@@ -638,8 +451,8 @@ class TokenAttention : private PartOfAttention {
     }
     if (Part().active_splits == 1) {
       const int number = KvHead() * args_.group + head;
-      PublishQuad(mixed + number * args_.value_dim + 4 * quad, Result(number, 4 * quad, merged),
-                  tag);
+      PublishQuad(mixed + number * args_.value_dim + 4 * quad,
+                  Result<kHybrid>(number, 4 * quad, merged), tag);
     }
     uint32_t* const to = parts + head * (args_.value_dim + 4);
     PublishQuad(to + 4 * quad, merged.values, tag);
@@ -648,68 +461,10 @@ class TokenAttention : private PartOfAttention {
     }
   }
 
-  /// Attention's result of four features of a head, with its gate.
-  MARLIN_DEVICE float4 Result(int head, int feature, const SoftmaxPart& part) const {
-    const float4 v = MergedFinish(layer_, head, part).Values(part.values);
-    if (!kHybrid || !args_.output_gate) return v;
-    const float4 gate = projected_.Gather(QueryAt(head) + args_.key_dim + feature);
-    return {TimesSigmoid(v.x, gate.x), TimesSigmoid(v.y, gate.y), TimesSigmoid(v.z, gate.z),
-            TimesSigmoid(v.w, gate.w)};
-  }
-
   /// Every word is written in every layer, so that its tag is never one of long ago.
   MARLIN_DEVICE void PublishNothing(uint32_t* parts, uint32_t tag) const {
     for (int i = static_cast<int>(threadIdx.x); i < PartWords() / 4; i += kPersistentThreads) {
       PublishQuad(parts + 4 * i, {0.0f, 0.0f, 0.0f, 0.0f}, tag);
-    }
-  }
-
-  /// The same of this CTA's share of the results.
-  MARLIN_DEVICE void PublishNoResults(uint32_t* mixed, uint32_t tag) const {
-    for (int i = static_cast<int>(blockIdx.x) * kPersistentThreads +
-                 static_cast<int>(threadIdx.x);
-         i < args_.heads * args_.value_dim / 4;
-         i += static_cast<int>(gridDim.x) * kPersistentThreads) {
-      PublishQuad(mixed + 4 * i, {0.0f, 0.0f, 0.0f, 0.0f}, tag);
-    }
-  }
-
-  /// Features of a head: eight quads, which eight adjacent lanes have, of every fourth part.
-  static constexpr int kCombined = 32;
-  struct CombinedUnit {
-    int head;
-    int kv_head;
-    int first_feature;
-  };
-  MARLIN_DEVICE void CombineUnit(const uint32_t* parts, int splits, const CombinedUnit& unit,
-                                 uint32_t* mixed, uint32_t tag) const {
-    constexpr int kQuadsOfUnit = kCombined / 4;
-    constexpr int kLanes = 32 / kQuadsOfUnit;
-    constexpr int kMost = 4;  // Splits of a lane that are requested at once.
-    const int feature = unit.first_feature + lane_ % kQuadsOfUnit * 4;
-    const uint32_t* const first = parts + unit.kv_head * args_.attention_splits * PartWords() +
-                                  (unit.head - unit.kv_head * args_.group) * (args_.value_dim + 4);
-    SoftmaxPart merged;
-#pragma unroll 1
-    for (int split = lane_ / kQuadsOfUnit; split < splits; split += kLanes * kMost) {
-      const int words = PartWords();
-      const AwaitedQuads<2 * kMost> quads(
-          first + split * words, tag,
-          [&](int i) { return i / 2 * kLanes * words + (i % 2 == 0 ? args_.value_dim : feature); },
-          [&](int i) { return split + i / 2 * kLanes < splits; });
-#pragma unroll
-      for (int i = 0; i < kMost; ++i) {
-        if (split + i * kLanes >= splits) break;
-        const float4 known = quads.Value(2 * i);
-        merged.Add({known.x, known.y, quads.Value(2 * i + 1)});
-      }
-    }
-    __syncwarp();
-#pragma unroll
-    for (int distance = kQuadsOfUnit; distance < 32; distance *= 2) merged.AddLane(distance);
-    if (lane_ < kQuadsOfUnit) {
-      PublishQuad(mixed + unit.head * args_.value_dim + feature, Result(unit.head, feature, merged),
-                  tag);
     }
   }
 };

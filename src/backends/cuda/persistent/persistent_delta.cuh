@@ -423,10 +423,10 @@ MARLIN_DEVICE void PrepareMixed(const PersistentArguments& args, int phase, uint
   const DeltaRow delta(args, layer);
   if (attends) {
     uint32_t* const parts = own.words + args.exchange.attention;
-    TokenAttention<PersistentForm::kHybrid> attention(args, layer, projected);
-    attention.Run(parts, mixed, index, own.tag);
+    constexpr PersistentForm kForm = PersistentForm::kHybrid;
+    TokenAttention<kForm>(args, layer, projected).Run(parts, mixed, index, own.tag);
     SyncFirst<kPersistentThreads>();
-    attention.Combine(parts, mixed, own.tag);
+    AttentionMerge<kForm>(args, layer, projected).Combine(parts, mixed, own.tag);
   } else if (!begins) {
     delta.Run(projected, mixed, squares, index, own.tag);
     SyncFirst<kPersistentThreads>();

@@ -116,9 +116,9 @@ struct AwaitedQuads {
   }
 };
 
-/// The sums over `splits` rows of words, `stride` apart, of several quads, in the order of the rows.
-/// `places`: where each quad is, from `from` on; negative: there is none. kSplits: rows whose words
-/// are awaited together.
+/// The sums over `splits` rows of words, `stride` apart, of several quads, in the order of the
+/// rows. `places`: where each quad is, from `from` on; negative: there is none. kSplits: rows whose
+/// words are awaited together.
 template <int kSplits, int kCount>
 MARLIN_DEVICE void GatherSums(const uint32_t* from, const int (&places)[kCount], int splits,
                               int stride, uint32_t tag, float4 (&sums)[kCount]) {

@@ -28,6 +28,7 @@
 #include "backends/cuda/persistent/persistent_attention.cuh"
 #include "backends/cuda/persistent/persistent_delta.cuh"
 #include "backends/cuda/persistent/persistent_exchange.cuh"
+#include "backends/cuda/persistent/persistent_outputs.cuh"
 #include "backends/cuda/persistent/persistent_router.cuh"
 #include "backends/cuda/persistent/persistent_rows.cuh"
 #include "backends/cuda/persistent/persistent_tiles.cuh"
@@ -86,8 +87,9 @@ class PersistentBlock {
       }
       // What does not depend on the phase's inputs, before they are there.
       const PhaseStart start = PhaseStart::Of<kForm>(tables_, phase);
-      Published published;
-      if constexpr (kFindsEarly) published = FindPublished(phase, *start.schedule);
+      const PersistentOutputs outputs(args_, phase, *start.schedule);
+      PersistentOutputs::Published published;
+      if constexpr (kFindsEarly) published = outputs.FindPublished();
       if (normalizes) {
         Normalize(phase);
       } else if (which == Phase::kDown) {
@@ -110,10 +112,10 @@ class PersistentBlock {
       // A norm needs all k.
       MultiplyPhase<kKind, kForm>(args_, phase, start,
                                   normalizes ? 0 : start.schedule->first_k_tile, ring_);
-      if constexpr (!kFindsEarly) published = FindPublished(phase, *start.schedule);
-      const Finish finish = FindFinish(phase, *start.schedule);
+      if constexpr (!kFindsEarly) published = outputs.FindPublished();
+      const PersistentOutputs::Finish finish = outputs.FindFinish();
       SyncFirst<kPersistentThreads>();
-      Publish(published, finish, normalizes ? Scratch().norm : 1.0f);
+      outputs.Publish(published, finish, normalizes ? Scratch().norm : 1.0f);
     }
     EndLaunch();
   }
@@ -123,7 +125,7 @@ class PersistentBlock {
   /// The other forms lack registers for finding outputs early, and for as many words in flight.
   static constexpr bool kFindsEarly = kForm == PersistentForm::kToken;
 
-  /// What comes after the last phase: the residual, or the projections of the last layer.
+  /// End after the last phase: adds its sums to the residual, or stores the last projections.
   MARLIN_DEVICE void EndRun(int phase) {
     if (kHybrid && phase % kPhases == static_cast<int>(Phase::kOut)) {
       const int index = phase / kPhases;
@@ -230,7 +232,7 @@ class PersistentBlock {
       rows = mixes ? 2 : 0;
     }
     const auto* router = reinterpret_cast<const float4*>(Memory() + rows_at);
-    float sums[2] = {};  // Of squares; of the first row's products.
+    float sums[2] = {};  // The squares, and the first row's products.
     if (quads > kPersistentThreads) {
       NormalizeQuads<2>(phase, weights, rows > 0 ? router : nullptr, sums);
     } else {
@@ -267,8 +269,8 @@ class PersistentBlock {
         if (quad >= quads) break;
         const float4 y = Times(x[i], weights[quad]);
         StoreActivations(args_, quad, y);
-        sums[0] += __fmaf_rn(x[i].x, x[i].x, x[i].y * x[i].y) +
-                   __fmaf_rn(x[i].z, x[i].z, x[i].w * x[i].w);
+        sums[0] +=
+            __fmaf_rn(x[i].x, x[i].x, x[i].y * x[i].y) + __fmaf_rn(x[i].z, x[i].z, x[i].w * x[i].w);
         if (router != nullptr) sums[1] += Dot(y, router[quad]);
       }
     }
@@ -319,20 +321,20 @@ class PersistentBlock {
     SyncFirst<kPersistentThreads>();
     uint32_t* const parts = Words(index) + args_.exchange.attention;
     uint32_t* const mixed = Words(index) + args_.exchange.mixed;
-    TokenAttention<kForm> attention = AttentionOf(phase);
-    attention.Run(parts, mixed, index, Tag(index));
+    TokenAttention<kForm>(args_, LayerOf(phase), ProjectedBy(phase))
+        .Run(parts, mixed, index, Tag(index));
     // Weights and activations take the memory of attention.
     SyncFirst<kPersistentThreads>();
-    attention.Combine(parts, mixed, Tag(index));
+    MergeOf(phase).Combine(parts, mixed, Tag(index));
   }
 
-  MARLIN_DEVICE TokenAttention<kForm> AttentionOf(int phase) const {
-    const PersistentLayer& layer = LayerOf(phase);
+  MARLIN_DEVICE ProjectedWords ProjectedBy(int phase) const {
     const int index = phase / kPhases;
-    return TokenAttention<kForm>(
-        args_, layer,
-        {layer.gemms[static_cast<int>(Phase::kQkv)], 1,
-         Words(index) + args_.exchange.phases[static_cast<int>(Phase::kQkv)], Tag(index)});
+    constexpr auto kQkv = static_cast<int>(Phase::kQkv);
+    return {LayerOf(phase).gemms[kQkv], 1, Words(index) + args_.exchange.phases[kQkv], Tag(index)};
+  }
+  MARLIN_DEVICE AttentionMerge<kForm> MergeOf(int phase) const {
+    return AttentionMerge<kForm>(args_, LayerOf(phase), ProjectedBy(phase));
   }
 
   /// Gathers the results of attention that the CTA's units need.
@@ -343,15 +345,15 @@ class PersistentBlock {
     const int quads = args_.heads * args_.value_dim / 4;
     const int first = schedule.first_k_tile * (kTileK / 4);
     const int end = schedule.end_k_tile * (kTileK / 4);
-    const TokenAttention<kForm> attention = AttentionOf(phase);
-    if (attention.ReadersMerge()) {
+    const AttentionMerge<kForm> merge = MergeOf(phase);
+    if (merge.ReadersMerge()) {
 #pragma unroll 1
       for (int i = first + thread_; i < end; i += kPersistentThreads) {
         float4 result = {0.0f, 0.0f, 0.0f, 0.0f};
         if (i < quads) {
           const int head = QuotientOf(4 * i, args_.value_dim);
-          result = attention.GatherMerged(words + args_.exchange.attention, head,
-                                          4 * i - head * args_.value_dim, Tag(index));
+          result = merge.GatherMerged(words + args_.exchange.attention, head,
+                                      4 * i - head * args_.value_dim, Tag(index));
         }
         StoreActivations(args_, i - first, result);
       }
@@ -422,88 +424,10 @@ class PersistentBlock {
       for (int e = 0; e < kElements; ++e) {
         const int i = first + e * kPersistentThreads;
         if (i >= quads) break;
-        // Of zeros where there is no element.
+        // Zeros where there is no element.
         StoreActivations(args_, i,
                          GateProducts(args_.gate, sums[2 * e], sums[2 * e + 1], factors[e]));
       }
-    }
-  }
-
-  /// The output of one of the CTA's units that a thread publishes in a phase: what is found before
-  /// the phase's inputs are there.
-  struct Published {
-    int to = -1;         ///< Which of the exchanges' words; -1: nothing.
-    uint32_t warps = 0;  ///< A bit for every warp that has tiles of it, then the tag.
-  };
-  /// The rest of it, but for its sum and its norm.
-  struct Finish {
-    float factor = 1.0f;
-    float bias = 0.0f;
-  };
-
-  MARLIN_DEVICE Published FindPublished(int phase_number, const Schedule& schedule) const {
-    PublishRest(phase_number);
-    Published published;
-    const int local = thread_ / kStripOutputs;
-    if (local >= schedule.units) return published;
-    const int index = phase_number / kPhases;
-    const ScheduledUnit& unit = UnitAt(schedule, local);
-    published.to = static_cast<int>((Scratch().clock + index) & 1) * args_.exchange.words +
-                   args_.exchange.phases[phase_number % kPhases] + static_cast<int>(unit.word) +
-                   thread_ % kStripOutputs;
-    published.warps = unit.warps | Tag(index) << kPersistentWarps;
-    return published;
-  }
-
-  MARLIN_DEVICE Finish FindFinish(int phase_number, const Schedule& schedule) const {
-    Finish finish;
-    const int local = thread_ / kStripOutputs;
-    if (local >= schedule.units) return finish;
-    const PersistentLayer& layer = LayerOf(phase_number);
-    const auto phase = static_cast<Phase>(phase_number % kPhases);
-    const PhaseGemm& gemm = tables_.GemmOf(phase_number);
-    const ScheduledUnit unit = UnitAt(schedule, local);
-    const int n = static_cast<int>(unit.output) + thread_ % kStripOutputs;
-    const bool adds_bias = unit.first_split != 0 && n < gemm.n;
-    const float* bias = gemm.bias;
-    if (layer.experts == nullptr || phase < Phase::kGates) {
-      finish.factor = unit.side == 0 ? gemm.weights.multiplier : gemm.up_multiplier;
-    } else if (phase == Phase::kGates) {
-      const PersistentExpert& expert = tables_.Chosen(unit.copy);
-      finish.factor = unit.side == 0 ? expert.gate_multiplier : expert.up_multiplier;
-      bias = expert.gate_bias;
-    } else if (adds_bias) {
-      // The multipliers are in the inputs.
-      finish.bias = BiasOfDowns(n);
-    }
-    if (bias != nullptr && adds_bias) finish.bias += bias[unit.side * gemm.n + n];
-    return finish;
-  }
-
-  /// Adds the warps' sums of the CTA's units and publishes them, with their biases.
-  MARLIN_DEVICE void Publish(const Published& published, const Finish& finish, float norm) const {
-    if (published.to < 0) return;
-    const float* const sums = SumsOf(args_) +
-                              thread_ / kStripOutputs * kPersistentWarps * kStripOutputs +
-                              thread_ % kStripOutputs;
-    const float sum = SumOfWarps(published.warps, sums);
-    PublishWord(args_.words + published.to, __fmaf_rn(sum, finish.factor * norm, finish.bias),
-                published.warps >> kPersistentWarps);
-  }
-
-  /// Words that other layers have are written in every layer, so that no tag is one of long ago.
-  MARLIN_DEVICE void PublishRest(int phase_number) const {
-    const int phase = phase_number % kPhases;
-    const int index = phase_number / kPhases;
-    const PhaseGemm& gemm = tables_.GemmOf(phase_number);
-    const int used = gemm.splits * gemm.columns;
-    if (used == args_.exchange.phase_words[phase]) return;
-    uint32_t* const words = Words(index) + args_.exchange.phases[phase];
-#pragma unroll 1
-    for (int i = used + static_cast<int>(blockIdx.x) * kPersistentThreads + thread_;
-         i < args_.exchange.phase_words[phase];
-         i += static_cast<int>(gridDim.x) * kPersistentThreads) {
-      PublishWord(words + i, 0.0f, Tag(index));
     }
   }
 
@@ -515,17 +439,6 @@ class PersistentBlock {
     const float factor =
         NormFactor(args_, Scratch(), attends ? layer.attention_epsilon : layer.mlp_epsilon);
     if (thread_ % 32 == 0) Scratch().norm = factor;
-  }
-
-  /// The weighted biases of the selected experts' outputs.
-  MARLIN_DEVICE float BiasOfDowns(int n) const {
-    float sum = 0.0f;
-#pragma unroll 1
-    for (int i = 0; i < args_.router.selected(); ++i) {
-      const float* const bias = tables_.Chosen(i).down_bias;
-      if (bias != nullptr) sum += Scratch().weights[i] * bias[n];
-    }
-    return sum;
   }
 
   const PersistentArguments& args_;

@@ -338,8 +338,8 @@ struct RowsScratch {
 struct PersistentExchange {
   int phases[kPhases] = {};       ///< The sums of each.
   int phase_words[kPhases] = {};  ///< As many as any layer has.
-  int attention = 0;              ///< [kv_heads][splits][group][value_dim + 4]
-  int mixed = 0;                  ///< [heads][value_dim]
+  int attention = 0;              ///< [rows][kv_heads][splits][group][value_dim + 4]
+  int mixed = 0;                  ///< [rows][heads][value_dim]
   int results = 0;                ///< Gated delta nets': [heads][value_dim]
   int squares = 0;                ///< [heads][kDeltaSquares]
   int logits = 0;

@@ -100,7 +100,7 @@ MARLIN_DEVICE RouterArguments RouterOf(const PersistentArguments& args,
 /// inlined, it does not push the rest out of the instruction cache.
 static __device__ __noinline__ void RouteAnyhow(const PersistentArguments& args,
                                                 const PersistentLayer& layer, int* keys,
-                                                int32_t* ids, float* weights) {
+                                                int32_t* ids, float* weights, int row = 0) {
   PersistentScratch& scratch = Tables{args}.Scratch();
   auto* const logits = reinterpret_cast<float*>(keys);
   for (int e = static_cast<int>(threadIdx.x); e < args.router.experts; e += kPersistentThreads) {
@@ -108,9 +108,9 @@ static __device__ __noinline__ void RouteAnyhow(const PersistentArguments& args,
   }
   SyncFirst<kPersistentThreads>();
   const RouterArguments router = RouterOf(args, layer, logits, ids, weights);
-  CheckBias(router);
+  CheckBias(router, kPersistentThreads);
   auto* const scores = reinterpret_cast<double*>(Memory() + args.shared.sums);
-  TokenRouter<kPersistentWarps>(router, 0, scores, scratch.router).Route();
+  TokenRouter<kPersistentWarps>(router, row, logits, scores, scratch.router).Route();
   SyncFirst<kPersistentThreads>();
 }
 

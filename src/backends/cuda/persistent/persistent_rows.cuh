@@ -158,16 +158,16 @@ class PersistentRows : private RowsPart {
     uint32_t* const parts = words + args_.exchange.attention;
     uint32_t* const mixed = words + args_.exchange.mixed;
     const int features = args_.heads * args_.value_dim;
-    TokenAttention<kForm> attention(
-        args_, layer,
-        {inputs, args_.rows,
-         words + args_.exchange.phases[static_cast<int>(Phase::kQkv)] + row * inputs.columns, tag});
+    const ProjectedWords projected = {
+        inputs, args_.rows,
+        words + args_.exchange.phases[static_cast<int>(Phase::kQkv)] + row * inputs.columns, tag};
     const int row_parts = args_.kv_heads * args_.attention_splits * args_.group;
-    attention.Run(parts + row * row_parts * (args_.value_dim + 4), mixed + row * features, index,
-                  tag);
+    TokenAttention<kForm>(args_, layer, projected)
+        .Run(parts + row * row_parts * (args_.value_dim + 4), mixed + row * features, index, tag);
     // Activations take the memory of attention.
     SyncFirst<kPersistentThreads>();
-    attention.CombineRows(parts, args_.rows, Rows().active_splits[layer.cache_group], mixed, tag);
+    AttentionMerge<kForm>(args_, layer, projected)
+        .CombineRows(parts, args_.rows, Rows().active_splits[layer.cache_group], mixed, tag);
     const Schedule& schedule = tables_.ScheduleOf(layer.gemms[static_cast<int>(Phase::kOut)]);
     RowsInputs(args_).GatherMixed(mixed, features, schedule, tag);
   }

@@ -93,10 +93,11 @@ static __device__ __noinline__ void RouteRowsAnyhow(const PersistentArguments& a
   const RouterArguments router =
       RouterOf(args, layer, logits + row * stride, ids + row * kMostChosenExperts,
                weights + row * kMostChosenExperts);
-  CheckBias(router);
+  CheckBias(router, kPersistentThreads);
   if (row < args.rows) {
     auto* const scores = reinterpret_cast<double*>(Memory() + args.shared.sums);
-    TokenRouter<1>(router, 0, scores + row * 2 * args.router.experts, nullptr).Route();
+    TokenRouter<1>(router, row, router.logits, scores + row * 2 * args.router.experts, nullptr)
+        .Route();
   }
   SyncFirst<kPersistentThreads>();
 }
@@ -149,7 +150,7 @@ class RowsChoice {
 #pragma unroll 1
         for (int row = 0; row < args_.rows; ++row) {
           RouteAnyhow(args_, layer_, KeysOf(row), rows.chosen + row * kMostChosenExperts,
-                      weights + row * kMostChosenExperts);
+                      weights + row * kMostChosenExperts, row);
         }
       }
       return;

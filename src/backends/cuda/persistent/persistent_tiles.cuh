@@ -469,7 +469,7 @@ MARLIN_DEVICE void StoreSums(const PersistentArguments& args, int unit, const fl
 /// Code for the products of a tile: the most common cases have no tests for the ends of groups.
 enum class TileCode : uint8_t { kOneScale, kTwoGroups, kOneGroup, kAnyGroups, kAllParameters };
 
-/// What the products of a tile need of its entry, in one register.
+/// Entry of a tile, as far as its products need it: one register.
 class TilePlace {
  public:
   TilePlace() = default;
@@ -485,8 +485,8 @@ class TilePlace {
   uint32_t word_ = 0;
 };
 
-/// What a warp's products of a phase begin with. It is found before the phase's inputs are there:
-/// reading one table after another takes hundreds of clocks.
+/// Beginning of a warp's products in a phase, found before the phase's inputs are there: reading
+/// one table after another takes hundreds of clocks.
 struct PhaseStart {
   const Schedule* schedule;
   int tiles;  ///< The CTA's.
@@ -505,7 +505,7 @@ struct PhaseStart {
         gemm.shared_selection < 0 ||
         (HasSharedExperts(kForm) && gemm.shared.groups_per_tile == gemm.weights.groups_per_tile);
     const int groups = all_same ? gemm.weights.groups_per_tile : 0;
-    start.code = gemm.use == ParameterUse::kAll         ? TileCode::kAllParameters
+    start.code = gemm.use == ParameterUse::kAll        ? TileCode::kAllParameters
                  : gemm.use == ParameterUse::kOneScale ? TileCode::kOneScale
                  : groups == 2                         ? TileCode::kTwoGroups
                  : groups == 1                         ? TileCode::kOneGroup
@@ -567,8 +567,7 @@ MARLIN_DEVICE void MultiplyTiles(const PersistentArguments& args, const PhaseGem
       if (number + kPersistentWarps < start.tiles) {
         next = TilePlace(*start.schedule, number + kPersistentWarps);
       }
-      multiply(tile.unit(), tile.k_tile(),
-               Tables{args}.LayoutOf<kForm>(gemm, tile.selection()));
+      multiply(tile.unit(), tile.k_tile(), Tables{args}.LayoutOf<kForm>(gemm, tile.selection()));
     }
   }
   if (open >= 0) flush();

@@ -301,9 +301,10 @@ class TokenRouter {
 };
 
 /// Records biases that are NaN. Called by the threads of one CTA.
-MARLIN_DEVICE void CheckBias(const RouterArguments& args) {
+MARLIN_DEVICE void CheckBias(const RouterArguments& args,
+                             int threads = static_cast<int>(blockDim.x)) {
   if (blockIdx.x != 0 || args.bias == nullptr) return;
-  for (int e = static_cast<int>(threadIdx.x); e < args.experts; e += static_cast<int>(blockDim.x)) {
+  for (int e = static_cast<int>(threadIdx.x); e < args.experts; e += threads) {
     if (isnan(args.bias[e])) Record(args.errors, RouterKey(LogitError::kNaNBias, 0, e));
   }
 }
