@@ -570,6 +570,7 @@ INSTANTIATE_TEST_SUITE_P(
                   .sigmoid = true,
                   .norms_after_rotary = true,
                   .rows = 2},
+        ModelCase{.name = "large_teams", .team_warps_log2 = 3},
         ModelCase{.name = "wide", .parts = 2, .gated = true, .team_warps_log2 = 2, .errs = true},
         ModelCase{.name = "sigmoid",
                   .parts = 3,

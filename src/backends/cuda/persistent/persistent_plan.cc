@@ -570,12 +570,15 @@ bool LayOutShared(const LargestLayer& most, int blocks, int shared_bytes,
   at.state = at.keys;
   at.window = at.state + delta.key_dim * kDeltaRowFloats * 4;
   at.conv = static_cast<int>(at.window + window);
-  if (args->form != PersistentForm::kGeneral) {
-    return LayOutKeys(TeamWarpsLog2(args->form == PersistentForm::kHybrid), shared_bytes, args);
+  if (args->form == PersistentForm::kHybrid) {
+    return LayOutKeys(kMostTeamWarpsLog2, shared_bytes, args);
   }
-  // Many small teams have less work for each key, but more stages.
+  // Many small teams have less work for each key, but more stages. The general form alone has
+  // others than the smallest.
   for (int log2 = kLeastTeamWarpsLog2; log2 <= kMostTeamWarpsLog2; ++log2) {
-    if (LayOutKeys(log2, shared_bytes, args)) return true;
+    if (!LayOutKeys(log2, shared_bytes, args)) continue;
+    if (log2 > kLeastTeamWarpsLog2) args->form = PersistentForm::kGeneral;
+    return true;
   }
   return false;
 }

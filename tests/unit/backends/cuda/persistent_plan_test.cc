@@ -422,6 +422,28 @@ TEST(PersistentPlan, TeamsAreAsManyAsThereIsMemoryFor) {
   EXPECT_EQ(teams(7168, 96), 0) << "features that teams of eight warps do not share evenly";
 }
 
+/// The form that lays out a model of experts with `features`, the other sizes as Qwen3-235B-A22B's.
+PersistentForm FormOfExperts(int features) {
+  std::vector<PersistentLayer> layers(1);
+  layers[0].gemms[0] = Gemm(9216, features);
+  layers[0].gemms[1] = Gemm(features, 8192, 1, 1, 1, Phase::kOut);
+  layers[0].gemms[2] = Gemm(1536, features, 2, 8, 1, Phase::kGates);
+  layers[0].gemms[3] = Gemm(features, 1536, 1, 1, 8, Phase::kDown);
+  const Schedules schedules = ScheduleLayers(layers, kBlocks);
+  PersistentArguments shape = Shape();
+  shape.features = features;
+  shape.heads = 64;
+  shape.router = {.experts = 128, .top_k = 8};
+  const auto args = LayOutPersistent(shape, layers, schedules, kBlocks, kSharedBytes);
+  EXPECT_TRUE(args.has_value());
+  return args.has_value() ? args->form : PersistentForm::kRows;
+}
+
+TEST(PersistentPlan, PlainModelsTakeTheGeneralFormWhereMemoryIsShort) {
+  EXPECT_EQ(FormOfExperts(2048), PersistentForm::kToken);
+  EXPECT_EQ(FormOfExperts(4096), PersistentForm::kGeneral);
+}
+
 /// Whether the bytes of `values`, of which there may be none, begin at `data`.
 template <typename T>
 bool HasBytesOf(const uint8_t* data, const std::vector<T>& values) {
