@@ -25,8 +25,8 @@ MARLIN_DEVICE SequencesView SequencesOfRows(const PersistentArguments& args) {
   return {args.position, args.first_rows, nullptr, args.rows, args.sequences, 0};
 }
 
-/// The CTA's row with its sequence, and the new keys among the CTA's keys: those of the sequence's
-/// rows up to the CTA's, whose positions are one after another. Called by one thread.
+/// Finds the CTA's row with its sequence, and the new keys in the CTA's part: the sequence's rows
+/// up to the CTA's have them, at consecutive positions. Called by one thread.
 MARLIN_DEVICE void FindNewKeys(const PersistentArguments& args, int row) {
   PersistentScratch& scratch = Tables{args}.Scratch();
   RowsScratch& rows = RowsOf(args);
@@ -79,9 +79,9 @@ MARLIN_DEVICE void CheckPosition(const PersistentArguments& args, int position) 
   }
 }
 
-/// The part of BeginTables for rows of one sequence: records positions that do not follow each
-/// other, and finds the rotations of the rows before the CTA's, after those of its own. Called by
-/// all threads that compute, after FindNewKeys.
+/// BeginTables for rows of one sequence: records positions that are not consecutive, and stores the
+/// rotations of the earlier rows after the rotations of the CTA's own row. Called by all threads
+/// that compute, after FindNewKeys.
 MARLIN_DEVICE void BeginRows(const PersistentArguments& args) {
   const auto thread = static_cast<int>(threadIdx.x);
   if (blockIdx.x == 0) {

@@ -249,7 +249,7 @@ Support PersistentDescription::AddDelta(const GatedDeltaStep& step, PersistentLa
   return {};
 }
 
-/// For what the form of one token lacks; that of hybrid models has shared experts, too.
+/// Takes the general form for what kToken lacks; kHybrid has shared experts of its own.
 void PersistentDescription::TakeGeneralForm() {
   if (shape_.form == PersistentForm::kToken) shape_.form = PersistentForm::kGeneral;
 }

@@ -85,7 +85,7 @@ class PersistentBlock {
       if constexpr (!kHybrid) {
         if (which == Phase::kOut) Attend(phase);
       }
-      // What does not depend on the phase's inputs, before they are there.
+      // These do not depend on the phase's inputs, so they are found before them.
       const PhaseStart start = PhaseStart::Of<kForm>(tables_, phase);
       const PersistentOutputs outputs(args_, phase, *start.schedule);
       PersistentOutputs::Published published;

@@ -521,8 +521,8 @@ void TakeTables(int blocks, Offsets* shared, PersistentArguments* args) {
   at.barriers = shared->Take((2 * kPersistentWarps * kMostSlots + kLayerBarriers) * 8);
 }
 
-/// The stages of keys and values, in upper slots, and the end of all memory, with teams of so many
-/// warps. False if that does not fit in `shared_bytes`.
+/// Lays out the stages of keys and values, in upper slots, for teams of 2^team_warps_log2 warps,
+/// and the end of all memory. False if they do not fit in `shared_bytes`.
 bool LayOutKeys(int team_warps_log2, int shared_bytes, PersistentArguments* args) {
   PersistentShared& at = args->shared;
   const int teams = kPersistentWarps >> team_warps_log2;

@@ -235,6 +235,23 @@ class PersistentOnGpu : public ::testing::TestWithParam<Case> {
     EXPECT_TRUE(model.ok()) << model.status().message();
     return *std::move(model);
   }
+  /// The case's model in the persistent kernel, as operations, and in fp32.
+  struct Models {
+    explicit Models(const PersistentOnGpu& test)
+        : with(Open(true)),
+          without(Open(false)),
+          persistent(test.Load(with)),
+          chain(test.Load(without)),
+          exact(test.Load(without, true)),
+          runs(!GetParam().format.starts_with("nf") && !IsSparse() && HasPersistentKernel(with)) {}
+
+    Device with;
+    Device without;
+    Model persistent;
+    Model chain;
+    Model exact;
+    bool runs;  ///< The persistent kernel takes the case.
+  };
 
   /// The logits of a prompt of `prompt` tokens in one pass, then of single tokens.
   static std::vector<float> Decode(const Model& model, int prompt, int tokens) {
@@ -378,11 +395,8 @@ class PersistentOnGpu : public ::testing::TestWithParam<Case> {
 };
 
 TEST_P(PersistentOnGpu, IsAsNearToFp32AsTheOperations) {
-  const Device with = Open(true);
-  const Device without = Open(false);
-  const Model persistent = Load(with);
-  const Model chain = Load(without);
-  const Model exact = Load(without, true);
+  const Models models(*this);
+  const auto& [with, without, persistent, chain, exact, runs] = models;
   for (const auto& [prompt, tokens] : {std::pair(0, 70), std::pair(300, 8), std::pair(1500, 4)}) {
     SCOPED_TRACE(fmt::format("{} + {} tokens", prompt, tokens));
     const std::vector<float> wanted = DecodeInParts(exact, prompt, tokens);
@@ -391,7 +405,7 @@ TEST_P(PersistentOnGpu, IsAsNearToFp32AsTheOperations) {
     const double distance = Distance(mine, wanted);
     const double reference = Distance(others, wanted);
     EXPECT_LT(distance, 1.5 * reference + 1e-3);
-    if (GetParam().format.starts_with("nf") || IsSparse() || !HasPersistentKernel(with)) {
+    if (!runs) {
       EXPECT_EQ(mine, others) << "weights or a device without a persistent kernel";
     } else if (prompt == 0) {
       EXPECT_NE(mine, others) << "the persistent kernel did not run";
@@ -405,13 +419,8 @@ TEST_P(PersistentOnGpu, IsAsNearToFp32AsTheOperations) {
 }
 
 TEST_P(PersistentOnGpu, RowsAreAsNearToFp32AsTheOperations) {
-  const Device with = Open(true);
-  const Device without = Open(false);
-  const Model persistent = Load(with);
-  const Model chain = Load(without);
-  const Model exact = Load(without, true);
-  const bool runs =
-      !GetParam().format.starts_with("nf") && !IsSparse() && HasPersistentKernel(with);
+  const Models models(*this);
+  const auto& [with, without, persistent, chain, exact, runs] = models;
   for (const int rows : {2, 3, 5, 8}) {
     SCOPED_TRACE(fmt::format("{} rows", rows));
     constexpr int kTokens = 12;
@@ -433,13 +442,8 @@ TEST_P(PersistentOnGpu, RowsAreAsNearToFp32AsTheOperations) {
 /// Several next tokens of one text, or of some, as speculation verifies them.
 TEST_P(PersistentOnGpu, RowsOfOneTextAreAsNearToFp32AsTheOperations) {
   if (GetParam().config.contains("linear_num_key_heads")) GTEST_SKIP() << "one row";
-  const Device with = Open(true);
-  const Device without = Open(false);
-  const Model persistent = Load(with);
-  const Model chain = Load(without);
-  const Model exact = Load(without, true);
-  const bool runs =
-      !GetParam().format.starts_with("nf") && !IsSparse() && HasPersistentKernel(with);
+  const Models models(*this);
+  const auto& [with, without, persistent, chain, exact, runs] = models;
   const bool has_experts =
       GetParam().config.contains("num_experts") || GetParam().config.contains("num_local_experts");
   for (const std::vector<int>& counts :
