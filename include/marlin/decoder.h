@@ -129,6 +129,9 @@ struct AttentionOptions {
   /// softmax weights split into two bf16 terms: the CPU for sequences with more than four tokens in
   /// the call, a GPU for a paged cache. Otherwise fp32.
   Accuracy accuracy = Accuracy::kDefault;
+  /// Lets such a unit round queries and softmax weights to one bf16 term: CUDA's attention of
+  /// prompts does, in nearly half the time.
+  bool allow_bf16_activations = false;
   /// kBatchInvariant: a row's bits do not depend on the number of tokens in the call. Computes in
   /// fp32.
   Determinism determinism = Determinism::kDefault;

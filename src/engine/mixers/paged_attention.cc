@@ -40,6 +40,7 @@ AttentionOptions AttentionOptionsOf(const Pass& pass, int64_t layer) {
   options.chunked = config.chunked;
   options.softcap = pass.decoder.config.score_softcap;
   options.accuracy = pass.products.accuracy;
+  options.allow_bf16_activations = pass.products.allow_bf16_activations;
   options.determinism = pass.products.determinism;
   return options;
 }
@@ -75,6 +76,7 @@ AttentionStep DescribeAttention(const DescribedLayer& layer) {
   step.options.chunked = config.layer(layer.index).chunked;
   step.options.softcap = config.score_softcap;
   step.options.accuracy = layer.products.accuracy;
+  step.options.allow_bf16_activations = layer.products.allow_bf16_activations;
   return step;
 }
 

@@ -39,7 +39,8 @@ AttentionShape ShapeOf(const PagedAttentionCall& call) {
           rows.block_tables.dim(1) * call.cache.page_tokens,
           call.cache.key_dim,
           call.cache.type == DType::kF8E4M3,
-          call.queries.dtype() == DType::kBf16};
+          call.queries.dtype() == DType::kBf16,
+          call.options.allow_bf16_activations};
 }
 
 Status CheckLimits(const AttentionShape& shape) {
@@ -74,6 +75,7 @@ AttentionArguments ArgumentsOf(const AttentionShape& shape, const AttentionPlan&
       static_cast<int>(std::min<int64_t>(options.window, std::numeric_limits<int32_t>::max()));
   args.chunked = options.chunked;
   args.sinks = options.sinks.As<float>();
+  args.one_term = options.allow_bf16_activations;
   args.tile_rows = plan.tile_rows;
   args.tiles = static_cast<int>(plan.tiles);
   args.segments = static_cast<int>(plan.segments);

@@ -27,11 +27,11 @@ inline constexpr int kSegmentKeys = 128;  ///< Keys whose sums begin anew, and a
 // A key block is in one page.
 static_assert(kSegmentKeys % kKeyBlock == 0 && kCachePageTokens % kKeyBlock == 0);
 /// Attention on matrix units: query heads of a token, rows of a warpgroup in prefill, and of a CTA.
-/// Sums of more than 128 features leave registers for one warpgroup.
+/// Sums of more than 128 features and two terms of weights leave registers for one warpgroup.
 inline constexpr int kDecodeHeads = 16;
 inline constexpr int kWarpgroupRows = 64;
-MARLIN_HOST_DEVICE constexpr int PrefillRows(int value_dim) {
-  return value_dim > 128 ? kWarpgroupRows : 2 * kWarpgroupRows;
+MARLIN_HOST_DEVICE constexpr int PrefillRows(int value_dim, bool one_term) {
+  return value_dim > 128 && !one_term ? kWarpgroupRows : 2 * kWarpgroupRows;
 }
 /// Features of a head in decode, and in tiles of several tokens.
 inline constexpr int kMostMatrixFeatures = 512;
@@ -62,6 +62,7 @@ struct AttentionArguments {
   int window = 0;
   bool chunked = false;  ///< AttentionOptions::chunked.
   const float* sinks = nullptr;
+  bool one_term = false;  ///< AttentionOptions::allow_bf16_activations.
   int tile_rows = 16;  ///< Query rows of a CTA: 4 or 16.
   int tiles = 0;       ///< No fewer than there are.
   /// Split-KV: a CTA takes one of this many segments, and its sums go to `partials`. 0: all

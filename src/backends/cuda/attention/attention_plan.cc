@@ -46,9 +46,9 @@ bool IsPrefill(const AttentionShape& shape, const DeviceShape& device) {
 
 int RowsOfTiles(const AttentionShape& shape, const DeviceShape& device) {
   const auto value_dim = static_cast<int>(shape.value_dim);
-  if (device.has_wgmma) return PrefillRows(value_dim);
-  const MmaHeads heads = {static_cast<int>(shape.key_dim), value_dim, shape.bf16_queries ? 1 : 2,
-                          shape.fp8};
+  if (device.has_wgmma) return PrefillRows(value_dim, shape.one_term);
+  const bool one_term = shape.one_term || shape.bf16_queries;
+  const MmaHeads heads = {static_cast<int>(shape.key_dim), value_dim, one_term ? 1 : 2, shape.fp8};
   return MmaShapeFor(heads, device.shared_bytes).Rows();
 }
 

@@ -16,8 +16,9 @@ struct AttentionShape {
   int64_t value_dim = 0;
   int64_t length = 0;
   int64_t key_dim = 0;
-  bool fp8 = false;           ///< The cache has codes of e4m3.
-  bool bf16_queries = false;  ///< Queries of other types are two bf16 terms on mma.sync.
+  bool fp8 = false;  ///< The cache has codes of e4m3.
+  bool bf16_queries = false;
+  bool one_term = false;  ///< AttentionOptions::allow_bf16_activations.
 };
 
 struct AttentionPlan {

@@ -327,6 +327,9 @@ MARLIN_DEVICE uint4 PollSums(const float* from) {
   return v;
 }
 
+MARLIN_DEVICE void StoreShared8(uint32_t address, const uint2& v) {
+  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(address), "r"(v.x), "r"(v.y) : "memory");
+}
 MARLIN_DEVICE void StoreShared16(uint32_t address, const uint4& v) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y),
                "r"(v.z), "r"(v.w)

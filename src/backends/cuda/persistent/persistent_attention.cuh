@@ -138,7 +138,7 @@ class TokenAttention : private PartOfAttention {
       if (block >= Part().end_block) break;
       Request(block, team, thread, Part().pages[team]);
     }
-    ArriveWithCopies(AddressOf(args_, LayerBarrier::kKeys));
+    ArriveWithCopies(AddressOf(LayerBarrier::kKeys));
   }
 
   /// Publishes the CTA's part in layer `index`. Called by all threads that compute.
@@ -148,15 +148,14 @@ class TokenAttention : private PartOfAttention {
     if (Part().first_block >= Part().end_block) {
       if (KvHead() < args_.kv_heads) PublishNothing(mine, tag);
       // The copying threads must not fall behind, here either.
-      AwaitLayer(args_, LayerBarrier::kKeys, index);
+      AwaitLayer(LayerBarrier::kKeys, index);
       return;
     }
     PrepareHeads();
     SyncFirst<kPersistentThreads>();
     const uint32_t queries = SharedAddress(Memory()) + args_.shared.queries;
-    const WarpOperands operands = {queries, queries + kMostGroupHeads * KeyRow(), KeyRow(),
-                                   ValueRow()};
-    WarpSoftmax<kTiles> softmax(operands, args_.key_dim, WarpFeatures(), args_.scale);
+    const WarpOperands operands = {queries, 0, KeyRow(), ValueRow()};
+    WarpSoftmax<kTiles, 1> softmax(operands, args_.key_dim, WarpFeatures(), args_.scale);
     AddKeys(index, softmax);
     SyncFirst<kPersistentThreads>();
     StoreSums(softmax);
@@ -248,10 +247,14 @@ class TokenAttention : private PartOfAttention {
       if (!is_value) {
         const bool norms = (is_key ? layer_.key_norm : layer_.query_norm) != nullptr;
         const bool after = kGeneral && args_.norms_after_rotary;
-        if (norms && !after) Normalize(is_key, head);
+        // Rotations do not wait for a norm's factor.
+        const float factor = norms ? NormFactorOf(is_key, head) : 1.0f;
+        if (norms && !after) MultiplyByWeights(is_key, head);
         // Only the first features of a large head rotate.
         Rotate(args_, back * args_.pairs, head[0]);
-        if (norms && after) Normalize(is_key, head);
+        if (norms && after) MultiplyByWeights(is_key, head);
+#pragma unroll
+        for (float4& x : head) x = {x.x * factor, x.y * factor, x.z * factor, x.w * factor};
       }
 #pragma unroll
       for (int i = 0; i < kQuads; ++i) {
@@ -267,16 +270,12 @@ class TokenAttention : private PartOfAttention {
   }
 
   MARLIN_DEVICE void StoreQuery(const float4& head, int quad, int number) const {
-    uint8_t* const row = Memory() + args_.shared.queries + number * KeyRow() + quad * 8;
-    uint2 rounded;
-    uint2 rest;
-    SplitInTwo(head.x, head.y, &rounded.x, &rest.x);
-    SplitInTwo(head.z, head.w, &rounded.y, &rest.y);
-    *reinterpret_cast<uint2*>(row) = rounded;
-    *reinterpret_cast<uint2*>(row + kMostGroupHeads * KeyRow()) = rest;
+    uint8_t* const row = Memory() + args_.shared.queries + number * KeyRow();
+    reinterpret_cast<uint2*>(row)[quad] = {Bf16x2::Pack(head.x, head.y),
+                                           Bf16x2::Pack(head.z, head.w)};
   }
 
-  MARLIN_DEVICE void Normalize(bool is_key, float4 (&head)[kQuads]) const {
+  MARLIN_DEVICE float NormFactorOf(bool is_key, const float4 (&head)[kQuads]) const {
     float squares = 0.0f;
 #pragma unroll
     for (const float4& x : head) {
@@ -284,8 +283,10 @@ class TokenAttention : private PartOfAttention {
     }
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) squares += __shfl_xor_sync(~0u, squares, step);
-    const float factor = rsqrtf(__fdividef(squares, static_cast<float>(args_.key_dim)) +
-                                (is_key ? layer_.key_epsilon : layer_.query_epsilon));
+    return rsqrtf(__fdividef(squares, static_cast<float>(args_.key_dim)) +
+                  (is_key ? layer_.key_epsilon : layer_.query_epsilon));
+  }
+  MARLIN_DEVICE void MultiplyByWeights(bool is_key, float4 (&head)[kQuads]) const {
     const float* weights = layer_.head_norms[is_key ? 1 : 0];
     if constexpr (kHybrid) weights = is_key ? layer_.key_norm : layer_.query_norm;
 #pragma unroll
@@ -293,13 +294,17 @@ class TokenAttention : private PartOfAttention {
       const int quad = lane_ + 32 * i;
       if (kHybrid && 4 * quad >= args_.key_dim) break;
       const float4 w = reinterpret_cast<const float4*>(weights)[quad];
-      head[i] = {head[i].x * factor * w.x, head[i].y * factor * w.y, head[i].z * factor * w.z,
-                 head[i].w * factor * w.w};
+      head[i] = {head[i].x * w.x, head[i].y * w.y, head[i].z * w.z, head[i].w * w.w};
     }
   }
 
-  /// Stores a quad of a new key or value, of the row `back` rows before the CTA's, whose own CTA
-  /// appends it.
+  /// Whether a new key's stage is free before all others are added.
+  MARLIN_DEVICE bool IsInFirstStage(int key) const {
+    return key / kWarpKeys < Part().first_block + Teams();
+  }
+
+  /// Stores a quad of a new key or value in its row of a stage, or until that is free elsewhere; of
+  /// the row `back` rows before the CTA's, whose own CTA appends it.
   MARLIN_DEVICE void Append(const float4& from, int quad, bool is_value, int back) const {
     uint2 rounded = {Bf16x2::Pack(from.x, from.y), Bf16x2::Pack(from.z, from.w)};
     uint32_t codes = 0;
@@ -307,8 +312,12 @@ class TokenAttention : private PartOfAttention {
       codes = E4M3x4::FromFloats(from.x, from.y) | E4M3x4::FromFloats(from.z, from.w) << 16;
       rounded = {Bf16OfCodes(codes), Bf16OfCodes(codes >> 16)};
     }
-    auto* const fresh = reinterpret_cast<uint2*>(Fresh(back));
-    fresh[(is_value ? args_.key_dim / 4 : 0) + quad] = rounded;
+    const int key = Position() - back;
+    uint32_t row = SharedAddress(Fresh(back)) + (is_value ? args_.key_dim * 2 : 0);
+    if (IsInFirstStage(key)) {
+      row = Row(key / kWarpKeys - Part().first_block, key % kWarpKeys, is_value);
+    }
+    StoreShared8(row + quad * 8, rounded);
     uint8_t* const page = Part().fresh;
     if (page == nullptr || back > 0) return;
     uint8_t* const to = page + PlaceOf(Position(), is_value);
@@ -324,8 +333,10 @@ class TokenAttention : private PartOfAttention {
     asm volatile("bar.sync %0, %1;" ::"r"(Team() + 1), "r"(32 << WarpsLog2()) : "memory");
   }
 
-  /// Puts the block's new keys and values in their rows of the stage, each by a warp of the team.
+  /// Puts the block's new keys and values that are elsewhere in their rows of the stage, each by a
+  /// warp of the team.
   MARLIN_DEVICE void InsertNew(int block) const {
+    if (block < Part().first_block + Teams()) return;
     if constexpr (kRows) {
       const int end = min(New().end, (block + 1) * kWarpKeys);
 #pragma unroll 1
@@ -371,7 +382,7 @@ class TokenAttention : private PartOfAttention {
 
   template <typename Softmax>
   MARLIN_DEVICE void AddKeys(int index, Softmax& softmax) const {
-    AwaitLayer(args_, LayerBarrier::kKeys, index);
+    AwaitLayer(LayerBarrier::kKeys, index);
     const uint32_t part = static_cast<uint32_t>(OfTeam()) * (2 * WarpFeatures());
 #pragma unroll 1
     for (int block = Part().first_block + Team(); block < Part().end_block; block += Teams()) {
@@ -441,13 +452,21 @@ class TokenAttention : private PartOfAttention {
       factors[team] = team < teams ? of_teams.largest[team * args_.group + head] : NoScore();
       merged.largest = fmaxf(merged.largest, factors[team]);
     }
+    // All are in flight together.
+    float sums[kTeams];
+    float4 values[kTeams];
+#pragma unroll
+    for (int team = 0; team < kTeams; ++team) {
+      const int at = min(team, teams - 1) * args_.group + head;
+      sums[team] = of_teams.sums[at];
+      values[team] = *reinterpret_cast<const float4*>(of_teams.Values(at) + 4 * quad);
+    }
 #pragma unroll
     for (int team = 0; team < kTeams; ++team) {
       if (team >= teams) break;
-      const int at = team * args_.group + head;
       const float factor = RescaleFactor(factors[team], merged.largest);
-      merged.sum = __fmaf_rn(of_teams.sums[at], factor, merged.sum);
-      merged.AddValues(*reinterpret_cast<const float4*>(of_teams.Values(at) + 4 * quad), factor);
+      merged.sum = __fmaf_rn(sums[team], factor, merged.sum);
+      merged.AddValues(values[team], factor);
     }
     if (Part().active_splits == 1) {
       const int number = KvHead() * args_.group + head;
@@ -469,18 +488,21 @@ class TokenAttention : private PartOfAttention {
   }
 };
 
-/// The threads that copy the first keys of every layer, `thread` of kKeyCopiers: from when its
-/// projections begin, at which time all tiles of the layer before have been multiplied; with
-/// several rows when they have been multiplied too.
+/// Copies a layer's first keys. Called by the threads that do, `thread` of kKeyCopiers.
 template <PersistentForm kForm>
-MARLIN_DEVICE void CopyKeys(const PersistentArguments& args, int thread) {
-  const LayerBarrier allowed = args.rows > 1 ? LayerBarrier::kKeysAllowed : AllowedOf(Phase::kOut);
+MARLIN_DEVICE void CopyKeys(const PersistentArguments& args, int layer, int thread) {
+  const PersistentLayer& of_keys = Tables{args}.LayerOf(layer);
+  TokenAttention<kForm>(args, of_keys, {of_keys.gemms[0], 1, nullptr, 0}).RequestFirst(thread);
+}
+
+/// The same of all layers, with several rows: when the layer's projections have been multiplied.
+template <PersistentForm kForm>
+MARLIN_DEVICE void CopyAllKeys(const PersistentArguments& args, int thread) {
 #pragma unroll 1
   for (int layer = 0; layer < args.layer_count; ++layer) {
-    AwaitLayer(args, allowed, layer);
-    AwaitLayer(args, LayerBarrier::kLayer, layer);
-    const PersistentLayer& of_keys = Tables{args}.LayerOf(layer);
-    TokenAttention<kForm>(args, of_keys, {of_keys.gemms[0], 1, nullptr, 0}).RequestFirst(thread);
+    AwaitLayer(LayerBarrier::kKeysAllowed, layer);
+    AwaitLayer(LayerBarrier::kLayer, layer);
+    CopyKeys<kForm>(args, layer, thread);
   }
 }
 

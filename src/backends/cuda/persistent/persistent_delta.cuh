@@ -153,7 +153,7 @@ class DeltaRow : DeltaPlaces {
         }
       }
     }
-    ArriveWithCopies(AddressOf(args_, LayerBarrier::kKeys));
+    ArriveWithCopies(AddressOf(LayerBarrier::kKeys));
   }
 
   /// Publishes the CTA's part in layer `index`, and stores its state. Called by all threads that
@@ -161,7 +161,7 @@ class DeltaRow : DeltaPlaces {
   MARLIN_DEVICE void Run(const ProjectedWords& projected, uint32_t* mixed, uint32_t* squares,
                          int index, uint32_t tag) const {
     // The copying threads must not fall behind, where there is no part either.
-    AwaitLayer(args_, LayerBarrier::kKeys, index);
+    AwaitLayer(LayerBarrier::kKeys, index);
     if (!HasPart()) return;
     Prepare(projected);
     SyncFirst<kPersistentThreads>();
@@ -404,10 +404,10 @@ MARLIN_DEVICE void PrepareMixed(const PersistentArguments& args, int phase, uint
   const PersistentLayer& layer = Tables{args}.LayerOf(index);
   const bool begins = phase == args.first_phase;
   if (begins) {
-    AwaitLayer(args, LayerBarrier::kLayer, index);
-    AllowCopies(args, Phase::kQkv);
-    AllowCopies(args, Phase::kOut);
-    AwaitLayer(args, LayerBarrier::kKeys, index);
+    AwaitLayer(LayerBarrier::kLayer, index);
+    AllowCopies(Phase::kQkv);
+    AllowCopies(Phase::kOut);
+    AwaitLayer(LayerBarrier::kKeys, index);
     if (thread == 0) PublishWord(words + args.exchange.arrived + blockIdx.x, 0.0f, tag);
   } else {
     // The mixer takes the memory of the sums.
@@ -466,8 +466,8 @@ MARLIN_DEVICE void StoreProjected(const PersistentArguments& args, const PhaseGe
 MARLIN_DEVICE void CopyMixers(const PersistentArguments& args, int thread) {
 #pragma unroll 1
   for (int index = 0; index < args.layer_count; ++index) {
-    AwaitLayer(args, AllowedOf(Phase::kOut), index);
-    AwaitLayer(args, LayerBarrier::kLayer, index);
+    AwaitLayer(AllowedOf(Phase::kOut), index);
+    AwaitLayer(LayerBarrier::kLayer, index);
     const PersistentLayer& layer = Tables{args}.LayerOf(index);
     if (layer.attends != 0) {
       TokenAttention<PersistentForm::kHybrid>(args, layer, {layer.gemms[0], 1, nullptr, 0})

@@ -74,6 +74,11 @@ MARLIN_DEVICE void PollQuadIf(bool polls, const uint32_t* from, uint4& v) {
 /// and then all. Polls of many rows would take what L2 delivers from the weights.
 enum class Polls : uint8_t { kAll, kFirst };
 
+/// What a thread does while its first requests are in flight: nothing.
+struct Nothing {
+  MARLIN_DEVICE void operator()() const {}
+};
+
 /// Quads that a thread awaits together. One after another, each would cost a round trip to L2.
 template <int kCount, Polls kPolls = Polls::kAll>
 struct AwaitedQuads {
@@ -81,15 +86,16 @@ struct AwaitedQuads {
   uint4 words[kCount];
 
   /// `place(i)`: where quad i is, from `from` on; `wanted(i)`: whether there is one.
-  template <typename Place, typename Wanted>
+  template <typename Place, typename Wanted, typename Meanwhile = Nothing>
   MARLIN_DEVICE AwaitedQuads(const uint32_t* first, uint32_t tag, const Place& place,
-                             const Wanted& wanted)
+                             const Wanted& wanted, const Meanwhile& meanwhile = {})
       : from(first) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       words[i] = {tag, tag, tag, tag};
       PollQuadIf(wanted(i), from + place(i), words[i]);
     }
+    meanwhile();
     bool all = kPolls == Polls::kAll;
     int missing = kCount + 1;
 #pragma unroll 1
@@ -118,10 +124,11 @@ struct AwaitedQuads {
 
 /// The sums over `splits` rows of words, `stride` apart, of several quads, in the order of the
 /// rows. `places`: where each quad is, from `from` on; negative: there is none. kSplits: rows whose
-/// words are awaited together.
-template <int kSplits, int kCount>
+/// words are awaited together. Calls meanwhile() once.
+template <int kSplits, int kCount, typename Meanwhile = Nothing>
 MARLIN_DEVICE void GatherSums(const uint32_t* from, const int (&places)[kCount], int splits,
-                              int stride, uint32_t tag, float4 (&sums)[kCount]) {
+                              int stride, uint32_t tag, float4 (&sums)[kCount],
+                              const Meanwhile& meanwhile = {}) {
 #pragma unroll
   for (float4& sum : sums) sum = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll 1
@@ -129,7 +136,10 @@ MARLIN_DEVICE void GatherSums(const uint32_t* from, const int (&places)[kCount],
     const AwaitedQuads<kSplits * kCount> quads(
         from + first * stride, tag,
         [&](int i) { return (i / kCount) * stride + places[i % kCount]; },
-        [&](int i) { return first + i / kCount < splits && places[i % kCount] >= 0; });
+        [&](int i) { return first + i / kCount < splits && places[i % kCount] >= 0; },
+        [&] {
+          if (first == 0) meanwhile();
+        });
 #pragma unroll
     for (int i = 0; i < kSplits; ++i) {
       if (first + i >= splits) break;

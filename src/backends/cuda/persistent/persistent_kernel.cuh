@@ -77,33 +77,39 @@ class PersistentBlock {
         break;
       }
       if (normalizes) {
-        AwaitLayer(args_, which == Phase::kQkv ? LayerBarrier::kLayer : LayerBarrier::kMlp,
+        AwaitLayer(which == Phase::kQkv ? LayerBarrier::kLayer : LayerBarrier::kMlp,
                    phase / kPhases);
       } else if (kHybrid && phase == args_.first_phase) {
-        AwaitLayer(args_, LayerBarrier::kLayer, phase / kPhases);
+        AwaitLayer(LayerBarrier::kLayer, phase / kPhases);
       }
       if constexpr (!kHybrid) {
         if (which == Phase::kOut) Attend(phase);
       }
-      // These do not depend on the phase's inputs, so they are found before them.
-      const PhaseStart start = PhaseStart::Of<kForm>(tables_, phase);
-      const PersistentOutputs outputs(args_, phase, *start.schedule);
+      const PersistentOutputs outputs(args_, phase, tables_.ScheduleOf(tables_.GemmOf(phase)));
+      PhaseStart start;
       PersistentOutputs::Published published;
-      if constexpr (kFindsEarly) published = outputs.FindPublished();
+      // These do not depend on the phase's inputs, so they are found before those are there.
+      const auto find = [&] {
+        start = PhaseStart::Of<kForm>(tables_, phase);
+        if constexpr (kFindsEarly) published = outputs.FindPublished();
+      };
       if (normalizes) {
-        Normalize(phase);
-      } else if (which == Phase::kDown) {
-        PrepareDown(phase);
-      } else if constexpr (kHybrid) {
-        PrepareMixed(args_, phase, Words(phase / kPhases), Tag(phase / kPhases));
+        Normalize(phase, find);
       } else {
-        GatherMixed(phase);
+        find();
+        if (which == Phase::kDown) {
+          PrepareDown(phase);
+        } else if constexpr (kHybrid) {
+          PrepareMixed(args_, phase, Words(phase / kPhases), Tag(phase / kPhases));
+        } else {
+          GatherMixed(phase);
+        }
       }
       const bool routes = LayerOf(phase).experts != nullptr;
       // Copies run a phase ahead, except experts' tiles, which the router chooses.
       const bool awaits_router = routes && (which == Phase::kOut || which == Phase::kGates);
-      if (phase == args_.first_phase && which == Phase::kQkv) AllowCopies(args_, Phase::kQkv);
-      if (!awaits_router) AllowCopies(args_, static_cast<Phase>((phase + 1) % kPhases));
+      if (phase == args_.first_phase && which == Phase::kQkv) AllowCopies(Phase::kQkv);
+      if (!awaits_router) AllowCopies(static_cast<Phase>((phase + 1) % kPhases));
       SyncFirst<kPersistentThreads>();
       if (which == Phase::kQkv) PublishArrival(phase / kPhases);
       if (which == Phase::kGates) Route(phase);
@@ -156,7 +162,7 @@ class PersistentBlock {
   static MARLIN_DEVICE uint32_t Base() { return SharedAddress(Memory()); }
   MARLIN_DEVICE PersistentScratch& Scratch() const { return tables_.Scratch(); }
   MARLIN_DEVICE float4* Residual() const {
-    return reinterpret_cast<float4*>(Memory() + args_.shared.residual);
+    return reinterpret_cast<float4*>(Memory() + ResidualAt(false));
   }
   /// The exchange buffer of a layer, and its tag.
   MARLIN_DEVICE uint32_t* Words(int layer) const {
@@ -178,9 +184,11 @@ class PersistentBlock {
   }
 
   /// residual += the sums of the phase before, of kCount quads from quad `first` on, of which the
-  /// thread has every kPersistentThreads-th, and those that there are. Returns them.
-  template <int kCount>
-  MARLIN_DEVICE void AddQuads(int phase, int first, float4 (&x)[kCount]) {
+  /// thread has every kPersistentThreads-th, and those that there are. Returns them. Calls
+  /// meanwhile() once.
+  template <int kCount, typename Meanwhile = Nothing>
+  MARLIN_DEVICE void AddQuads(int phase, int first, float4 (&x)[kCount],
+                              const Meanwhile& meanwhile = {}) {
     const int quads = args_.features / 4;
     int places[kCount];
 #pragma unroll
@@ -189,14 +197,14 @@ class PersistentBlock {
       places[i] = quad < quads ? 4 * quad : -1;
       x[i] = places[i] >= 0 ? Residual()[quad] : float4{0.0f, 0.0f, 0.0f, 0.0f};
     }
-    if (phase == args_.first_phase) return;
+    if (phase == args_.first_phase) return meanwhile();
     const int index = (phase - 1) / kPhases;
     const uint32_t* const words =
         Words(index) + args_.exchange.phases[(phase + kPhases - 1) % kPhases];
     const PhaseGemm& gemm = tables_.GemmOf(phase - 1);
     float4 block[kCount];
-    constexpr int kSplits = kFindsEarly ? 4 : 4 / kCount;
-    GatherSums<kSplits>(words, places, gemm.splits, gemm.columns, Tag(index), block);
+    constexpr int kSplits = 4 / kCount;
+    GatherSums<kSplits>(words, places, gemm.splits, gemm.columns, Tag(index), block, meanwhile);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       if (places[i] < 0) break;
@@ -216,8 +224,10 @@ class PersistentBlock {
   /// AddBlock; then stores the residual times its norm's weights as activations, with zeros up to
   /// whole tiles. All sums share the norm's factor and are multiplied by it at the end
   /// (NormFactor), so that nothing waits for it. With a router, or a gated delta net's write and
-  /// decay, also stores the warps' parts of their dot products, without the factor.
-  MARLIN_DEVICE void Normalize(int phase) {
+  /// decay, also stores the warps' parts of their dot products, without the factor. Calls
+  /// meanwhile() once, when the first inputs are requested.
+  template <typename Meanwhile>
+  MARLIN_DEVICE void Normalize(int phase, const Meanwhile& meanwhile) {
     const int quads = args_.features / 4;
     const bool attends = phase % kPhases == static_cast<int>(Phase::kQkv);
     const PersistentLayer& layer = LayerOf(phase);
@@ -234,9 +244,9 @@ class PersistentBlock {
     const auto* router = reinterpret_cast<const float4*>(Memory() + rows_at);
     float sums[2] = {};  // The squares, and the first row's products.
     if (quads > kPersistentThreads) {
-      NormalizeQuads<2>(phase, weights, rows > 0 ? router : nullptr, sums);
+      NormalizeQuads<2>(phase, weights, rows > 0 ? router : nullptr, sums, meanwhile);
     } else {
-      NormalizeQuads<1>(phase, weights, rows > 0 ? router : nullptr, sums);
+      NormalizeQuads<1>(phase, weights, rows > 0 ? router : nullptr, sums, meanwhile);
     }
     StoreWarpSums(sums, Scratch().squares, Scratch().dots[0]);
 #pragma unroll 1
@@ -255,17 +265,19 @@ class PersistentBlock {
     }
   }
   /// `router`: a row's weights, or null.
-  template <int kCount>
+  template <int kCount, typename Meanwhile>
   MARLIN_DEVICE void NormalizeQuads(int phase, const float4* weights, const float4* router,
-                                    float (&sums)[2]) {
+                                    float (&sums)[2], const Meanwhile& meanwhile) {
     const int quads = args_.features / 4;
 #pragma unroll 1
-    for (int first = thread_; first < quads; first += kCount * kPersistentThreads) {
+    for (int first = 0; first < quads; first += kCount * kPersistentThreads) {
       float4 x[kCount];
-      AddQuads(phase, first, x);
+      AddQuads(phase, first + thread_, x, [&] {
+        if (first == 0) meanwhile();
+      });
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
-        const int quad = first + i * kPersistentThreads;
+        const int quad = first + thread_ + i * kPersistentThreads;
         if (quad >= quads) break;
         const float4 y = Times(x[i], weights[quad]);
         StoreActivations(args_, quad, y);
@@ -311,8 +323,8 @@ class PersistentBlock {
     if (awaits) AwaitWord(others, arrived, Tag(index));
     if (layer.router == nullptr) return;
     choice.Route();
-    AllowCopies(args_, Phase::kGates);
-    AllowCopies(args_, Phase::kDown);
+    AllowCopies(Phase::kGates);
+    AllowCopies(Phase::kDown);
   }
 
   MARLIN_DEVICE void Attend(int phase) {
@@ -447,18 +459,24 @@ class PersistentBlock {
   TileRing ring_;
 };
 
-/// The warpgroup that copies: two warps copy tiles, the two between them the mixers' inputs.
+/// The warpgroup that copies: the first and the last warp copy tiles, the two between them the
+/// mixers' inputs, and tiles too if they can.
 template <PersistentForm kForm>
 MARLIN_DEVICE void RunCopiers(const PersistentArguments& args) {
   const auto thread = static_cast<int>(threadIdx.x);
-  if (thread < kFirstKeyCopier || thread >= kFirstKeyCopier + kKeyCopiers) {
-    TileCopier<kForm>(args, thread < kFirstKeyCopier ? 0 : 1).Run();
-  } else if (thread < kFirstKeyCopier + kKeyCopiers) {
-    if constexpr (kForm == PersistentForm::kHybrid) {
-      CopyMixers(args, thread - kFirstKeyCopier);
-    } else {
-      CopyKeys<kForm>(args, thread - kFirstKeyCopier);
-    }
+  const int of_keys = thread - kFirstKeyCopier;
+  const bool copies_keys = of_keys >= 0 && of_keys < kKeyCopiers;
+  if constexpr (TileCopiersOf(kForm) == 4) {
+    // Keys are allowed with the tiles of kOut, and needed before them.
+    TileCopier<kForm>(args, (thread - kPersistentThreads) / 32).Run([&](int layer) {
+      if (copies_keys) CopyKeys<kForm>(args, layer, of_keys);
+    });
+  } else if (!copies_keys) {
+    TileCopier<kForm>(args, thread < kFirstKeyCopier ? 0 : 1).Run([](int /*layer*/) {});
+  } else if constexpr (kForm == PersistentForm::kHybrid) {
+    CopyMixers(args, of_keys);
+  } else {
+    CopyAllKeys<kForm>(args, of_keys);
   }
 }
 

@@ -9,8 +9,8 @@
 
 namespace marlin::cuda {
 
-/// The warps that compute; the warpgroup after them copies what they read: one warp copies weights
-/// and tables, two copy keys.
+/// The warps that compute; the warpgroup after them copies what they read: its first and last warp
+/// copy weights and tables, the two between them keys (TileCopiersOf).
 inline constexpr int kPersistentThreads = 512;
 inline constexpr int kPersistentWarps = kPersistentThreads / 32;
 inline constexpr int kFirstKeyCopier = kPersistentThreads + 32;
@@ -46,6 +46,11 @@ constexpr bool IsGeneral(PersistentForm form) {
 }
 constexpr bool HasSharedExperts(PersistentForm form) {
   return form == PersistentForm::kHybrid || IsGeneral(form);
+}
+/// The warps that copy tiles: those that copy keys, too, where these are allowed with the tiles of
+/// kOut.
+constexpr int TileCopiersOf(PersistentForm form) {
+  return form == PersistentForm::kToken || form == PersistentForm::kGeneral ? 4 : 2;
 }
 inline constexpr int kMostPersistentRows = 8;
 /// Selected experts of all rows; units of a CTA, whose numbers have a byte.
@@ -219,20 +224,16 @@ enum class LayerBarrier : uint8_t {
 };
 inline constexpr int kLayerBarriers = static_cast<int>(LayerBarrier::kKeysAllowed) + 1;
 
-/// Offsets in shared memory, in bytes. Attention's parts share the memory of the GEMMs' parts.
+/// Offsets in shared memory, in bytes: of what comes after the residual. Attention's parts share
+/// the memory of the GEMMs' parts.
 struct PersistentShared {
-  int residual = 0;   ///< f32 [hidden]
   int norms = 0;      ///< f32 [2][hidden], or of the CTA's strips of the residual: the weights of
                       ///< attention's norm and of the MLP's.
   int router = 0;     ///< f32 [the CTA's rows][hidden]
-  int layers = 0;     ///< Two PersistentLayer, of even and of odd layers.
   int experts = 0;    ///< PersistentExpert [experts]
   int schedules = 0;  ///< The CTA's.
   int logits = 0;     ///< f32 [experts]
   int rotations = 0;  ///< float2 [rows][pairs]: the CTA's row, then the ones before it.
-  int scratch = 0;    ///< PersistentScratch
-  int rows = 0;       ///< RowsScratch
-  int barriers = 0;   ///< The rings', [full, empty][warps][slots], then LayerBarriers.
   // GEMMs:
   int activations = 0;  ///< bf16, [rows][k of the CTA's units]
   int sums = 0;         ///< f32 [units][warps][32] or [units + warps][rows][kRowSumFloats]; the
@@ -241,7 +242,7 @@ struct PersistentShared {
   int delta_rows = 0;  ///< f32 [2][hidden]: the CTA's rows of PersistentLayer::delta_rows.
   int kept = 0;        ///< f32 [kDeltaConvWidth - 1][channels]: the next row's earlier inputs.
   // In the same memory as the GEMMs' parts, attention:
-  int queries = 0;  ///< bf16, two terms of kMostGroupHeads rows.
+  int queries = 0;  ///< bf16 [kMostGroupHeads] rows.
   int fresh = 0;    ///< bf16 [rows], as `rotations`: new keys and values.
   int inputs = 0;   ///< Or DeltaInputs.
   int ring = 0;     ///< [slots][warps]
@@ -321,7 +322,7 @@ struct NewKeys {
 };
 
 /// The same, of several rows.
-struct RowsScratch {
+struct alignas(128) RowsScratch {
   int row;      ///< Whose attention the CTA has a part of.
   int earlier;  ///< Rows before it of the same sequence: new tokens that it sees.
   NewKeys new_keys[kMostCacheGroups];  ///< That the row sees and the CTA has.
@@ -333,6 +334,20 @@ struct RowsScratch {
   uint8_t task_rows[kMostTasks];                             ///< a bit for every row,
   uint8_t places[kMostTasks][kMostPersistentRows];  ///< and the expert's place in its selection.
 };
+
+/// The beginning of shared memory: its addresses are constants of the code.
+struct alignas(128) FixedShared {
+  PersistentScratch scratch;
+  PersistentLayer layers[2];  ///< Of even and of odd layers.
+  uint64_t barriers[2 * kPersistentWarps * kMostSlots];  ///< The rings': [full, empty][warps][slots]
+  uint64_t layer_barriers[kLayerBarriers];               ///< LayerBarriers'.
+};
+static_assert(alignof(PersistentLayer) == 16 && sizeof(PersistentLayer) % 16 == 0);
+
+/// Where the residual begins: f32 [hidden], or [rows][hidden] of the CTA's strips.
+constexpr int ResidualAt(bool rows) {
+  return static_cast<int>(sizeof(FixedShared) + (rows ? sizeof(RowsScratch) : 0));
+}
 
 /// Offsets in an exchange buffer, in words.
 struct PersistentExchange {

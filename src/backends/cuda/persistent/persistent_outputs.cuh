@@ -74,8 +74,8 @@ class PersistentOutputs {
  private:
   static MARLIN_DEVICE int Thread() { return static_cast<int>(threadIdx.x); }
   /// The thread's unit of the CTA's, and its output of the unit's.
-  static MARLIN_DEVICE int Local() { return Thread() / kStripOutputs; }
-  static MARLIN_DEVICE int Output() { return Thread() % kStripOutputs; }
+  static MARLIN_DEVICE int Local() { return static_cast<int>(threadIdx.x / kStripOutputs); }
+  static MARLIN_DEVICE int Output() { return static_cast<int>(threadIdx.x % kStripOutputs); }
 
   MARLIN_DEVICE uint32_t Clock() const { return tables_.Scratch().clock + phase_ / kPhases; }
 

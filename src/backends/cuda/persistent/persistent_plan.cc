@@ -510,15 +510,11 @@ void TakeTables(int blocks, Offsets* shared, PersistentArguments* args) {
   const int64_t rows = args->rows;
   const int64_t experts = RoundUp(int64_t{args->router.experts}, int64_t{4});
   at.router = shared->Take(int64_t{Ceil(args->router.rows(), blocks)} * args->features * 4);
-  at.layers = shared->Take(2 * int64_t{sizeof(PersistentLayer)});
   at.experts = shared->Take(args->router.table() * int64_t{sizeof(PersistentExpert)});
   at.schedules = shared->Take(args->schedule_bytes);
   // With several rows, the masks of the experts come after all logits.
   at.logits = shared->Take((rows > 1 ? rows + 1 : 1) * experts * 4);
   at.rotations = shared->Take(rows * args->pairs * 8);
-  at.scratch = shared->Take(sizeof(PersistentScratch));
-  if (rows > 1) at.rows = shared->Take(sizeof(RowsScratch));
-  at.barriers = shared->Take((2 * kPersistentWarps * kMostSlots + kLayerBarriers) * 8);
 }
 
 /// Lays out the stages of keys and values, in upper slots, for teams of 2^team_warps_log2 warps,
@@ -549,7 +545,7 @@ bool LayOutShared(const LargestLayer& most, int blocks, int shared_bytes,
   const int key_row = args->key_dim * 2 + kRowPadding;
   Offsets shared;
   PersistentShared& at = args->shared;
-  at.residual = shared.Take(int64_t{args->features} * 4);
+  shared.Take(ResidualAt(false) + int64_t{args->features} * 4);
   at.norms = shared.Take(2 * int64_t{args->features} * 4);
   TakeTables(blocks, &shared, args);
   const PersistentDelta& delta = args->delta;
@@ -562,7 +558,7 @@ bool LayOutShared(const LargestLayer& most, int blocks, int shared_bytes,
   at.activations = shared.Take(int64_t{most.span} * kTileK * 2);
   at.sums = shared.Take(std::max(int64_t{most.units} * kPersistentWarps * kStripOutputs * 4,
                                  experts * 2 * int64_t{sizeof(double)}));
-  at.queries = attention.Take(int64_t{2} * kMostGroupHeads * key_row);
+  at.queries = attention.Take(int64_t{kMostGroupHeads} * key_row);
   at.fresh = attention.Take((args->key_dim + args->value_dim) * 2);
   at.inputs = attention.Take(delta.value_heads > 0 ? sizeof(DeltaInputs) : 0);
   at.ring = static_cast<int>(std::max(shared.end(), attention.end()));
@@ -594,7 +590,7 @@ bool LayOutRows(const LargestLayer& most, int blocks, int shared_bytes, Persiste
   Offsets shared;
   PersistentShared& at = args->shared;
   const int64_t owned = int64_t{Ceil(strips, blocks)} * kStripOutputs;
-  at.residual = shared.Take(owned * rows * 4);
+  shared.Take(ResidualAt(true) + owned * rows * 4);
   at.norms = shared.Take(2 * owned * 4);
   TakeTables(blocks, &shared, args);
   Offsets attention = shared;
@@ -604,7 +600,7 @@ bool LayOutRows(const LargestLayer& most, int blocks, int shared_bytes, Persiste
   const int64_t routed = args->form == PersistentForm::kGeneralRows ? rows : 1;
   at.sums = shared.Take(std::max((most.units + kPersistentWarps) * rows * kRowSumFloats * 4,
                                  routed * experts * 2 * int64_t{sizeof(double)}));
-  at.queries = attention.Take(int64_t{2} * kMostGroupHeads * key_row);
+  at.queries = attention.Take(int64_t{kMostGroupHeads} * key_row);
   at.fresh = attention.Take(rows * (args->key_dim + args->value_dim) * 2);
   at.keys = attention.Take(
       std::max(kMostTeams * kKeysOfStage * (key_row + value_row),

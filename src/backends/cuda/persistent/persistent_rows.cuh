@@ -63,7 +63,7 @@ class PersistentRows : private RowsPart {
       const bool normalizes = which == Phase::kQkv || which == Phase::kGates;
       if (normalizes) {
         if (phase < args_.end_phase) {
-          AwaitLayer(args_, which == Phase::kQkv ? LayerBarrier::kLayer : LayerBarrier::kMlp,
+          AwaitLayer(which == Phase::kQkv ? LayerBarrier::kLayer : LayerBarrier::kMlp,
                      index);
         }
         RowsResidual(args_).AddBlock(phase);
@@ -77,9 +77,9 @@ class PersistentRows : private RowsPart {
       // Copies run a phase ahead, except experts' tiles, which the router chooses.
       const bool awaits_router =
           LayerOf(phase).experts != nullptr && (which == Phase::kOut || which == Phase::kGates);
-      if (phase == args_.first_phase) AllowCopies(args_, Phase::kQkv);
+      if (phase == args_.first_phase) AllowCopies(Phase::kQkv);
       SyncFirst<kPersistentThreads>();
-      if (!awaits_router) AllowCopies(args_, static_cast<Phase>((phase + 1) % kPhases));
+      if (!awaits_router) AllowCopies(static_cast<Phase>((phase + 1) % kPhases));
       if (which == Phase::kQkv) PublishArrival(index);
       if (which == Phase::kGates) Route(phase);
       const PhaseStart start = PhaseStart::Of<kForm>(tables_, phase);
@@ -139,8 +139,8 @@ class PersistentRows : private RowsPart {
     if (thread_ == 0) *ExpertSchedule(args_, gates) = DealOf(args_, gates, tasks).Header();
     if (thread_ == kHalf) *ExpertSchedule(args_, down) = DealOf(args_, down, tasks).Header();
     SyncFirst<kPersistentThreads>();
-    AllowCopies(args_, Phase::kGates);
-    AllowCopies(args_, Phase::kDown);
+    AllowCopies(Phase::kGates);
+    AllowCopies(Phase::kDown);
     const bool has_gates = thread_ < kHalf;
     DealUnits(args_, has_gates ? gates : down, tasks, has_gates ? thread_ : thread_ - kHalf, kHalf);
   }
@@ -150,7 +150,7 @@ class PersistentRows : private RowsPart {
     const int index = phase / kPhases;
     // Keys take the memory of activations and sums.
     SyncFirst<kPersistentThreads>();
-    AllowCopies(args_, LayerBarrier::kKeysAllowed);
+    AllowCopies(LayerBarrier::kKeysAllowed);
     uint32_t* const words = Words(index);
     const uint32_t tag = Tag(index);
     const PhaseGemm& inputs = layer.gemms[static_cast<int>(Phase::kQkv)];

@@ -8,7 +8,7 @@
 namespace marlin::cuda {
 
 MARLIN_DEVICE RowsScratch& RowsOf(const PersistentArguments& args) {
-  return *reinterpret_cast<RowsScratch*>(Memory() + args.shared.rows);
+  return *RowsMemory();
 }
 
 MARLIN_DEVICE void AddTo(float4& sum, const float4& v) {

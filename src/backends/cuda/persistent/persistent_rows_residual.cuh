@@ -71,7 +71,7 @@ class RowsResidual : private RowsPart {
   template <typename Call>
   MARLIN_DEVICE void ForOwned(const Call& call) const {
     const OwnedStrips owned(args_);
-    auto* const residual = reinterpret_cast<float4*>(Memory() + args_.shared.residual);
+    auto* const residual = reinterpret_cast<float4*>(Memory() + ResidualAt(true));
     const int quad = lane_ / kParts;
 #pragma unroll 1
     for (int i = warp_; i < owned.count * args_.rows; i += kPersistentWarps) {

@@ -24,6 +24,12 @@ MARLIN_DEVICE uint8_t* Memory() {
   return memory;
 }
 
+MARLIN_DEVICE FixedShared& Fixed() { return *reinterpret_cast<FixedShared*>(Memory()); }
+/// With several rows.
+MARLIN_DEVICE RowsScratch* RowsMemory() {
+  return reinterpret_cast<RowsScratch*>(Memory() + sizeof(FixedShared));
+}
+
 /// Teams of warps in attention (LayOutKeys); the general form's have the arguments' size, all rows
 /// the least.
 template <PersistentForm kForm>
@@ -42,13 +48,13 @@ struct Tables {
 
   /// A layer, if it is this one or a neighbour.
   MARLIN_DEVICE const PersistentLayer& LayerOf(int index) const {
-    return reinterpret_cast<const PersistentLayer*>(Memory() + args.shared.layers)[index & 1];
+    return Fixed().layers[index & 1];
   }
   MARLIN_DEVICE const PhaseGemm& GemmOf(int phase) const {
     return LayerOf(phase / kPhases).gemms[phase % kPhases];
   }
   MARLIN_DEVICE PersistentScratch& Scratch() const {
-    return *reinterpret_cast<PersistentScratch*>(Memory() + args.shared.scratch);
+    return Fixed().scratch;
   }
   /// A selected expert of the layer.
   MARLIN_DEVICE const PersistentExpert& Chosen(int selection) const {
@@ -66,8 +72,7 @@ struct Tables {
   MARLIN_DEVICE int FirstShared(const PhaseGemm& gemm) const {
     if (!HasSharedExperts(kForm)) return kMostTasks;
     if (!IsRows(kForm) || gemm.shared_selection < 0) return gemm.first_shared();
-    const auto* const rows = reinterpret_cast<const RowsScratch*>(Memory() + args.shared.rows);
-    return rows->tasks - args.router.shared;
+    return RowsMemory()->tasks - args.router.shared;
   }
   /// The layout of a selection's tiles.
   template <PersistentForm kForm>
@@ -195,7 +200,7 @@ struct RingAddress {
   int slot_stride;
 
   MARLIN_DEVICE RingAddress(const PersistentArguments& args, int warp)
-      : barriers(SharedAddress(Memory()) + args.shared.barriers + warp * kMostSlots * 8),
+      : barriers(SharedAddress(Fixed().barriers + warp * kMostSlots)),
         slots(SharedAddress(Memory()) + args.shared.ring + warp * args.slot_bytes),
         slot_stride(kPersistentWarps * args.slot_bytes) {}
 
@@ -206,13 +211,12 @@ struct RingAddress {
   MARLIN_DEVICE uint32_t Slot(int slot) const { return slots + slot * slot_stride; }
 };
 
-MARLIN_DEVICE uint32_t AddressOf(const PersistentArguments& args, LayerBarrier barrier) {
-  return SharedAddress(Memory()) + args.shared.barriers +
-         (2 * kPersistentWarps * kMostSlots + static_cast<int>(barrier)) * 8;
+MARLIN_DEVICE uint32_t AddressOf(LayerBarrier barrier) {
+  return SharedAddress(Fixed().layer_barriers + static_cast<int>(barrier));
 }
 /// Waits for what a layer's barrier counts.
-MARLIN_DEVICE void AwaitLayer(const PersistentArguments& args, LayerBarrier barrier, int layer) {
-  Wait(AddressOf(args, barrier), layer & 1);
+MARLIN_DEVICE void AwaitLayer(LayerBarrier barrier, int layer) {
+  Wait(AddressOf(barrier), layer & 1);
 }
 
 /// The barrier at which a phase's copies are allowed.
@@ -222,20 +226,20 @@ MARLIN_DEVICE LayerBarrier AllowedOf(Phase phase) {
 }
 /// Lets the copying warps fill the places that a barrier's copies take. Called by all threads that
 /// compute, after a barrier that follows their last access to what is there.
-MARLIN_DEVICE void AllowCopies(const PersistentArguments& args, LayerBarrier barrier) {
-  if (threadIdx.x < ArrivalsOf(kPersistentThreads)) Arrive(AddressOf(args, barrier));
+MARLIN_DEVICE void AllowCopies(LayerBarrier barrier) {
+  if (threadIdx.x < ArrivalsOf(kPersistentThreads)) Arrive(AddressOf(barrier));
 }
-MARLIN_DEVICE void AllowCopies(const PersistentArguments& args, Phase phase) {
-  AllowCopies(args, AllowedOf(phase));
+MARLIN_DEVICE void AllowCopies(Phase phase) {
+  AllowCopies(AllowedOf(phase));
 }
 
-/// A warp that copies half of the warps' tiles, one warp's per lane; the first one also the layers'
-/// tables. Two issue twice as fast as one.
+/// A warp that copies the tiles of its part of the warps, one warp's per lane; the first one also
+/// the layers' tables. Two issue twice as fast as one.
 template <PersistentForm kForm>
 class TileCopier {
  public:
-  MARLIN_DEVICE TileCopier(const PersistentArguments& args, int half)
-      : tables_{args}, half_(half), ring_(args, FirstWarp() + Lane()) {}
+  MARLIN_DEVICE TileCopier(const PersistentArguments& args, int part)
+      : tables_{args}, part_(part), ring_(args, FirstWarp() + Lane()) {}
 
   static MARLIN_DEVICE void InitBarriers(const PersistentArguments& args) {
     if (Lane() == kPersistentWarps) {
@@ -243,8 +247,8 @@ class TileCopier {
         const auto barrier = static_cast<LayerBarrier>(i);
         const int arrivals = barrier >= LayerBarrier::kAllowed ? ArrivalsOf(kPersistentThreads)
                              : barrier == LayerBarrier::kKeys  ? kKeyCopiers
-                                                               : 2;  // Both TileCopiers.
-        InitBarrier(AddressOf(args, barrier), arrivals);
+                                                               : kCopiers;
+        InitBarrier(AddressOf(barrier), arrivals);
       }
     }
     if (Lane() >= kPersistentWarps) return;
@@ -257,40 +261,46 @@ class TileCopier {
   }
 
   /// Tables are copied when their places have been read for the last time: a layer's while the
-  /// gates of the previous one are, the MLP's parts with the projection of attention.
-  MARLIN_DEVICE void Run() {
+  /// gates of the previous one are, the MLP's parts with the projection of attention. Calls
+  /// copy_keys(layer) when that projection's copies begin.
+  template <typename CopyKeys>
+  MARLIN_DEVICE void Run(const CopyKeys& copy_keys) {
     const PersistentArguments& args = tables_.args;
     CopyLayer(0);
 #pragma unroll 1
     for (int phase = args.first_phase; phase < args.end_phase; ++phase) {
       const int layer = phase / kPhases;
       const auto which = static_cast<Phase>(phase % kPhases);
-      AwaitLayer(args, AllowedOf(which), layer);
+      AwaitLayer(AllowedOf(which), layer);
       if (which == Phase::kQkv || phase == args.first_phase) {
-        AwaitLayer(args, LayerBarrier::kLayer, layer);
+        AwaitLayer(LayerBarrier::kLayer, layer);
       }
-      if (which == Phase::kGates) AwaitLayer(args, LayerBarrier::kMlp, layer);
-      if (which == Phase::kOut) CopyMlp(layer);
+      if (which == Phase::kGates) AwaitLayer(LayerBarrier::kMlp, layer);
+      if (which == Phase::kOut) {
+        copy_keys(layer);
+        CopyMlp(layer);
+      }
       CopyPhase(phase);
       if (which == Phase::kGates && layer + 1 < args.layer_count) CopyLayer(layer + 1);
     }
   }
 
  private:
-  static constexpr int kWarps = kPersistentWarps / 2;
+  static constexpr int kCopiers = TileCopiersOf(kForm);
+  static constexpr int kWarps = kPersistentWarps / kCopiers;
   static constexpr bool kHybrid = kForm == PersistentForm::kHybrid;
   static constexpr bool kRows = IsRows(kForm);
 
   static MARLIN_DEVICE int Lane() { return static_cast<int>(threadIdx.x) & 31; }
-  MARLIN_DEVICE int FirstWarp() const { return half_ * kWarps; }
+  MARLIN_DEVICE int FirstWarp() const { return part_ * kWarps; }
 
-  // The warp that copies no tables arrives at their barriers too: so it never lags by a layer.
+  // Warps that copy no tables arrive at their barriers too: so none lags by a layer.
 
   MARLIN_DEVICE void CopyLayer(int layer) const {
     if (!ElectOne()) return;
     const PersistentArguments& args = tables_.args;
-    const uint32_t barrier = AddressOf(args, LayerBarrier::kLayer);
-    if (half_ != 0) return Arrive(barrier);
+    const uint32_t barrier = AddressOf(LayerBarrier::kLayer);
+    if (part_ != 0) return Arrive(barrier);
     const uint32_t base = SharedAddress(Memory());
     const PersistentLayer* const from = args.layers + layer;
     constexpr int kBytes = sizeof(PersistentLayer);
@@ -304,7 +314,7 @@ class TileCopier {
       if (delta_rows != nullptr) rows += 2;
     }
     ArriveExpecting(barrier, kBytes + rows * row_bytes + (kRows ? OwnedStrips(args).bytes() : 0));
-    CopyBulk(base + args.shared.layers + (layer & 1) * kBytes, from, kBytes, barrier);
+    CopyBulk(SharedAddress(&Fixed().layers[layer & 1]), from, kBytes, barrier);
     if constexpr (kRows) CopyOwned(norm, 0, barrier);
     if (rows > 0) CopyBulk(base + args.shared.norms, norm, row_bytes, barrier);
     if (delta_rows == nullptr) return;
@@ -334,8 +344,8 @@ class TileCopier {
     if (!ElectOne()) return;
     const PersistentArguments& args = tables_.args;
     const PersistentLayer& layer = tables_.LayerOf(index);
-    const uint32_t barrier = AddressOf(args, LayerBarrier::kMlp);
-    if (half_ != 0) return Arrive(barrier);
+    const uint32_t barrier = AddressOf(LayerBarrier::kMlp);
+    if (part_ != 0) return Arrive(barrier);
     const uint32_t base = SharedAddress(Memory());
     const int row_bytes = args.features * 4;
     const bool routes = layer.experts != nullptr;
@@ -404,7 +414,7 @@ class TileCopier {
   }
 
   const Tables tables_;
-  const int half_;
+  const int part_;
   RingAddress ring_;
   SlotOrder order_;
 };

@@ -233,7 +233,7 @@ TEST(PersistentPlan, PartsOfMemoryDoNotOverlap) {
   ASSERT_TRUE(args.has_value());
   EXPECT_LE(args->shared.bytes, kSharedBytes);
   EXPECT_GE(args->slots, 4);
-  EXPECT_GE(args->shared.queries, args->shared.barriers);
+  EXPECT_GE(args->shared.queries, args->shared.rotations + 64 * 8);
   EXPECT_LT(args->shared.fresh, args->shared.ring);
   EXPECT_LT(args->shared.sums, args->shared.ring);
   EXPECT_EQ(args->shared.keys, args->shared.ring + kLowSlots * kPersistentWarps * 2112);
@@ -378,7 +378,7 @@ TEST(PersistentPlan, RowsPartsOfMemoryDoNotOverlap) {
     EXPECT_GE(args->shared.ring - args->shared.keys, 8 * 16 * (272 + 272));
     // All rows may be of one sequence.
     EXPECT_GE(args->shared.keys - args->shared.fresh, rows * (128 + 128) * 2);
-    EXPECT_GE(args->shared.scratch - args->shared.rotations, rows * 64 * 8);
+    EXPECT_GE(args->shared.queries - args->shared.rotations, rows * 64 * 8);
     EXPECT_GE(args->activation_stride, schedules.span * kTileK * 2);
     EXPECT_EQ(args->exchange.phase_words[3],
               layers[0].gemms[3].splits * rows * layers[0].gemms[3].columns);

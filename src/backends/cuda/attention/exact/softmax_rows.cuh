@@ -68,12 +68,13 @@ class SoftmaxRows {
  public:
   /// Scores of kScoreTiles groups, four of a lane each.
   using Scores = float[4 * kScoreTiles];
-  /// The weights of 16 keys as the A operand of a product, in two terms.
+  /// The weights of 16 keys as the A operand of a product, in one bf16 term or two.
+  template <int kTerms>
   struct WeightsOf16 {
-    uint32_t rounded[4];
-    uint32_t rests[4];
+    uint32_t terms[kTerms][4];
   };
-  using Weights = WeightsOf16[kScoreTiles / 2];
+  template <int kTerms>
+  using Weights = WeightsOf16<kTerms>[kScoreTiles / 2];
 
   MARLIN_DEVICE SoftmaxRows() : lane_(static_cast<int>(threadIdx.x) & 31) {}
 
@@ -93,7 +94,8 @@ class SoftmaxRows {
   }
 
   /// The softmax weights of scores in base 2; rescales the sums.
-  MARLIN_DEVICE void Weigh(const Scores& scores, Weights& weights) {
+  template <int kTerms>
+  MARLIN_DEVICE void Weigh(const Scores& scores, Weights<kTerms>& weights) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       Raise(half, LargestOf(scores, half));
@@ -104,9 +106,13 @@ class SoftmaxRows {
         const float low = Exp2(scores[Index(tile, half, 0)] - most);
         const float high = Exp2(scores[Index(tile, half, 1)] - most);
         sum_[half] += low + high;
-        WeightsOf16& of = weights[tile >> 1];
+        auto& terms = weights[tile >> 1].terms;
         const int at = 2 * (tile & 1) + half;
-        SplitInTwo(low, high, &of.rounded[at], &of.rests[at]);
+        if constexpr (kTerms == 1) {
+          terms[0][at] = Bf16x2::Pack(low, high);
+        } else {
+          SplitInTwo(low, high, &terms[0][at], &terms[1][at]);
+        }
       }
     }
   }

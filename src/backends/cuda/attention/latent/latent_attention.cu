@@ -35,10 +35,6 @@ constexpr int kThreads = kWarps * 32;
 constexpr int kStages = kLatentStages;
 constexpr int kFeatureTiles = kMostLatentValueFeatures / 16 / kWarps;  ///< Tiles of a warp.
 
-MARLIN_DEVICE void StoreShared8(uint32_t to, uint32_t first, uint32_t second) {
-  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(to), "r"(first), "r"(second) : "memory");
-}
-
 /// The keys of a CTA: what its rows see, and the blocks of its part.
 template <int kKeys>
 struct Part {
@@ -408,8 +404,8 @@ class TileSoftmax {
         SplitInTwo(low, high, &rounded[pair], &rests[pair]);
       }
       const uint32_t at = WeightAt(own_row_, quad * 4 * kLanesOfRow + lane_key);
-      StoreShared8(at, rounded[0], rounded[1]);
-      StoreShared8(at + kRows * Shape::kWeightRowBytes, rests[0], rests[1]);
+      StoreShared8(at, {rounded[0], rounded[1]});
+      StoreShared8(at + kRows * Shape::kWeightRowBytes, {rests[0], rests[1]});
     }
   }
   MARLIN_DEVICE uint32_t WeightAt(int row, int key) const {

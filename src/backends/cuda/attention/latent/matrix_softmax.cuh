@@ -4,7 +4,8 @@
 //     scores[16 rows, keys] = Q K^T         K: ldmatrix of [key][feature]
 //     sums[16 rows, features] += P V        V: ldmatrix.trans of [key][feature]
 //
-//   Queries and softmax weights are split into two bf16 terms each, so that only fp32 sums round.
+//   Queries and softmax weights are split into two bf16 terms each, so that only fp32 sums round,
+//   or rounded to one.
 #pragma once
 
 #include "backends/cuda/attention/exact/softmax_rows.cuh"
@@ -20,14 +21,14 @@ namespace marlin::cuda {
 /// A warp's operands in shared memory.
 struct WarpOperands {
   uint32_t queries;  ///< [kWarpRows] rows of features: the rounded terms.
-  uint32_t rests;    ///< The second terms.
+  uint32_t rests;    ///< The second terms, if there are two.
   int key_row;       ///< Bytes from row to row of queries and keys.
   int value_row;
 };
 
 /// The online softmax of 16 rows. kTiles: tiles of 16 value features, at most; `value_dim` may be
-/// larger.
-template <int kTiles>
+/// larger. kTerms: bf16 terms of queries and softmax weights.
+template <int kTiles, int kTerms = 2>
 class WarpSoftmax {
  public:
   MARLIN_DEVICE WarpSoftmax(const WarpOperands& operands, int key_dim, int value_dim, float scale,
@@ -49,7 +50,7 @@ class WarpSoftmax {
     for (float& score : scores) score *= scale_;
     CapScores(softcap_, scores);
     rows_.Mask(first, visible, scores);
-    typename Rows::Weights weights;
+    typename Rows::template Weights<kTerms> weights;
     rows_.Weigh(scores, weights);
     AddValues(values, weights[0]);
   }
@@ -67,6 +68,7 @@ class WarpSoftmax {
  private:
   using Rows = SoftmaxRows<kWarpKeys / 8, 2 * kTiles>;
   using Scores = typename Rows::Scores;
+  using Weights = typename Rows::template WeightsOf16<kTerms>;
 
   MARLIN_DEVICE void Score(uint32_t keys, Scores& scores) const {
     const uint32_t place = (lane_ & 15) * operands_.key_row + (lane_ >> 4) * 16;
@@ -86,8 +88,10 @@ class WarpSoftmax {
       if (step + 1 < key_steps_) next.Load(query + to_next, rest + to_next, key + to_next);
       MultiplyAdd<Bf16x2>(low, now.queries, now.keys[0], now.keys[1]);
       MultiplyAdd<Bf16x2>(high, now.queries, now.keys[2], now.keys[3]);
-      MultiplyAdd<Bf16x2>(low, now.rests, now.keys[0], now.keys[1]);
-      MultiplyAdd<Bf16x2>(high, now.rests, now.keys[2], now.keys[3]);
+      if constexpr (kTerms == 2) {
+        MultiplyAdd<Bf16x2>(low, now.rests, now.keys[0], now.keys[1]);
+        MultiplyAdd<Bf16x2>(high, now.rests, now.keys[2], now.keys[3]);
+      }
     }
   }
 
@@ -99,12 +103,12 @@ class WarpSoftmax {
 
     MARLIN_DEVICE void Load(uint32_t query, uint32_t rest, uint32_t key) {
       LoadMatrices(queries, query);
-      LoadMatrices(rests, rest);
+      if constexpr (kTerms == 2) LoadMatrices(rests, rest);
       LoadMatrices(keys, key);
     }
   };
 
-  MARLIN_DEVICE void AddValues(uint32_t values, const typename Rows::WeightsOf16& weights) {
+  MARLIN_DEVICE void AddValues(uint32_t values, const Weights& weights) {
     // Without a branch after every tile, loads and products of several tiles overlap. With more
     // than 8 tiles, registers do not suffice for it.
     if constexpr (kTiles <= 8) {
@@ -114,7 +118,7 @@ class WarpSoftmax {
   }
 
   template <bool kAllTiles>
-  MARLIN_DEVICE void AddTiles(uint32_t values, const typename Rows::WeightsOf16& weights) {
+  MARLIN_DEVICE void AddTiles(uint32_t values, const Weights& weights) {
     const uint32_t value = values + (lane_ & 15) * operands_.value_row + (lane_ >> 4) * 16;
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
@@ -123,10 +127,11 @@ class WarpSoftmax {
       LoadMatricesTransposed(v, value + n * 32);
       float(&low)[4] = reinterpret_cast<float(&)[4]>(rows_.values()[8 * n]);
       float(&high)[4] = reinterpret_cast<float(&)[4]>(rows_.values()[8 * n + 4]);
-      MultiplyAdd<Bf16x2>(low, weights.rounded, v[0], v[1]);
-      MultiplyAdd<Bf16x2>(high, weights.rounded, v[2], v[3]);
-      MultiplyAdd<Bf16x2>(low, weights.rests, v[0], v[1]);
-      MultiplyAdd<Bf16x2>(high, weights.rests, v[2], v[3]);
+#pragma unroll
+      for (const auto& term : weights.terms) {
+        MultiplyAdd<Bf16x2>(low, term, v[0], v[1]);
+        MultiplyAdd<Bf16x2>(high, term, v[2], v[3]);
+      }
     }
   }
 

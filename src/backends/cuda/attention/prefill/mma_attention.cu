@@ -10,8 +10,9 @@
 //     scores[16 rows, keys] = Q K^T         K: ldmatrix of [key][feature]
 //     sums[16 rows, features] += P V        V: ldmatrix.trans of [key][feature]; P in registers
 //
-//   Queries and softmax weights are split into two bf16 terms each, so that only fp32 sums round.
-//   Queries of bf16 are one term, and the scale comes after the product.
+//   Queries and softmax weights are split into two bf16 terms each, so that only fp32 sums round,
+//   or rounded to one, where that is allowed. Queries of bf16 are one term, and the scale comes
+//   after the product.
 //
 //   A value that is NaN or Inf would spread through the zero weights of rows that do not see its
 //   key: where some rows of a warp do not, it looks for such values, and then adds key by key
@@ -31,8 +32,8 @@ namespace marlin::cuda {
 namespace {
 
 MARLIN_HOST_DEVICE MmaHeads HeadsOf(const AttentionArguments& args) {
-  return {args.key_dim, args.value_dim, args.queries.type == Element::kBf16 ? 1 : 2,
-          args.pages.type == Element::kE4M3};
+  const bool one_term = args.one_term || args.queries.type == Element::kBf16;
+  return {args.key_dim, args.value_dim, one_term ? 1 : 2, args.pages.type == Element::kE4M3};
 }
 
 /// The keys that some row of a tile sees, and that have a page. A position beyond the pages is
@@ -166,9 +167,7 @@ class WarpAttention {
             SplitInTwo(low, high, &rounded, &rest);
             const uint32_t to = UnitAt(queries_, layout_.key_row, row, pair >> 2) + (pair & 3) * 4;
             StoreShared4(to, rounded);
-            if constexpr (!std::is_same_v<T, __nv_bfloat16>) {
-              StoreShared4(to + layout_.query_bytes, rest);
-            }
+            if (QueryTerms() == 2) StoreShared4(to + layout_.query_bytes, rest);
           });
     });
   }
@@ -176,7 +175,7 @@ class WarpAttention {
   MARLIN_DEVICE void Add(int number, const Block& block) {
     if (!blocks_.Sees(number)) return;
     Scores scores = {};
-    if (args_.queries.type == Element::kBf16) {
+    if (QueryTerms() == 1) {
       Score<1>(block.keys, scores);
     } else {
       Score<2>(block.keys, scores);
@@ -193,14 +192,10 @@ class WarpAttention {
       by_key = __any_sync(
           ~0u, !UnitsAreFinite<32, kKeys>(block.values, layout_.value_row, args_.value_dim, lane_));
     }
-    Weights weights;
-    rows_.Weigh(scores, weights);
-    if (by_key) {
-      AddByKey(block.values, scores);
-    } else if (args_.value_dim == kFeatures) {
-      AddValues<true>(block.values, weights);
+    if (args_.one_term) {
+      AddWeighted<1>(block.values, scores, by_key);
     } else {
-      AddValues<false>(block.values, weights);
+      AddWeighted<2>(block.values, scores, by_key);
     }
   }
 
@@ -212,10 +207,26 @@ class WarpAttention {
  private:
   using Rows = SoftmaxRows<kKeys / 8, kFeatures / 8>;
   using Scores = typename Rows::Scores;
-  using Weights = typename Rows::Weights;
 
   /// The first of the lane's two rows.
   MARLIN_DEVICE int Row() const { return first_row_ + (lane_ >> 2); }
+  MARLIN_DEVICE int QueryTerms() const {
+    return args_.one_term || args_.queries.type == Element::kBf16 ? 1 : 2;
+  }
+
+  /// Adds the values of a block with the weights of its scores.
+  template <int kTerms>
+  MARLIN_DEVICE void AddWeighted(uint32_t values, const Scores& scores, bool by_key) {
+    typename Rows::template Weights<kTerms> weights;
+    rows_.Weigh(scores, weights);
+    if (by_key) {
+      AddByKey(values, scores);
+    } else if (args_.value_dim == kFeatures) {
+      AddValues<true, kTerms>(values, weights);
+    } else {
+      AddValues<false, kTerms>(values, weights);
+    }
+  }
 
   template <int kTerms>
   MARLIN_DEVICE void Score(uint32_t keys, Scores& scores) const {
@@ -255,8 +266,9 @@ class WarpAttention {
   }
 
   /// kAll: all features exist. Without a branch after every tile, loads and products overlap.
-  template <bool kAll>
-  MARLIN_DEVICE void AddValues(uint32_t values, const Weights& weights) {
+  template <bool kAll, int kTerms>
+  MARLIN_DEVICE void AddValues(uint32_t values,
+                               const typename Rows::template Weights<kTerms>& weights) {
     const LanePlace key(lane_ & 15, lane_ >> 4);
     const uint32_t first = key.In(values, layout_.value_row);
 #pragma unroll
@@ -268,10 +280,11 @@ class WarpAttention {
         LoadMatricesTransposed(v, first + step * 16 * layout_.value_row + key.Step(n));
         float(&low)[4] = reinterpret_cast<float(&)[4]>(rows_.values()[8 * n]);
         float(&high)[4] = reinterpret_cast<float(&)[4]>(rows_.values()[8 * n + 4]);
-        MultiplyAdd<Bf16x2>(low, weights[step].rounded, v[0], v[1]);
-        MultiplyAdd<Bf16x2>(high, weights[step].rounded, v[2], v[3]);
-        MultiplyAdd<Bf16x2>(low, weights[step].rests, v[0], v[1]);
-        MultiplyAdd<Bf16x2>(high, weights[step].rests, v[2], v[3]);
+#pragma unroll
+        for (const auto& term : weights[step].terms) {
+          MultiplyAdd<Bf16x2>(low, term, v[0], v[1]);
+          MultiplyAdd<Bf16x2>(high, term, v[2], v[3]);
+        }
       }
     }
   }

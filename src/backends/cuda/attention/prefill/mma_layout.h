@@ -12,7 +12,7 @@ inline constexpr int kMmaStages = 2;
 struct MmaHeads {
   int key_dim = 0;
   int value_dim = 0;
-  int query_terms = 2;  ///< bf16 terms of a query: 1 if queries are bf16.
+  int query_terms = 2;  ///< bf16 terms of a query: 1 if queries are bf16, or may be rounded to it.
   bool fp8 = false;     ///< The cache has codes of e4m3.
 };
 

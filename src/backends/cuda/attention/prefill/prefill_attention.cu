@@ -26,12 +26,14 @@ constexpr int kStages = 2;
 constexpr int kPageKeys = kCachePageTokens;
 
 /// kWarpgroups: consumer warpgroups, of kWarpgroupRows rows each. kKeys: keys of a block.
-/// kFeatures: value features, at most. kCaps: scores are capped.
-template <int kWarpgroups_, int kKeys_, int kFeatures_, bool kCaps>
+/// kFeatures: value features, at most. kCaps: scores are capped. kTerms: bf16 terms of queries and
+/// softmax weights.
+template <int kWarpgroups_, int kKeys_, int kFeatures_, bool kCaps, int kTerms_>
 struct TileShape {
   static constexpr int kWarpgroups = kWarpgroups_;
   static constexpr int kKeys = kKeys_;
   static constexpr int kFeatures = kFeatures_;
+  static constexpr int kTerms = kTerms_;
   static constexpr int kRows = kWarpgroups * kWarpgroupRows;
   static constexpr int kThreads = (kWarpgroups + 1) * kWarpgroup;
   static_assert(kKeys % kPageKeys == 0);
@@ -50,7 +52,9 @@ struct Layout {
   static constexpr int kValueBytes = Shape::kKeys * kPanelRowBytes * PanelsOf(Shape::kFeatures);
   MARLIN_HOST_DEVICE int KeyBytes() const { return Shape::kKeys * kPanelRowBytes * key_panels; }
   MARLIN_HOST_DEVICE int QueryBytes() const { return Shape::kRows * kPanelRowBytes * key_panels; }
-  MARLIN_HOST_DEVICE int KeysAt(int stage) const { return 2 * QueryBytes() + stage * KeyBytes(); }
+  MARLIN_HOST_DEVICE int KeysAt(int stage) const { 
+    return Shape::kTerms * QueryBytes() + stage * KeyBytes();
+  }
   MARLIN_HOST_DEVICE int ValuesAt(int stage) const { return KeysAt(kStages) + stage * kValueBytes; }
   /// An mbarrier for each stage: keys are full, values are full, keys are free, values are free.
   MARLIN_HOST_DEVICE int BarriersAt() const { return ValuesAt(kStages); }
@@ -290,7 +294,7 @@ class Consumer {
   }
 
  private:
-  using Attention = WarpgroupAttention<Shape::kKeys, Shape::kFeatures>;
+  using Attention = WarpgroupAttention<Shape::kKeys, Shape::kFeatures, Shape::kTerms>;
   using Scores = typename Attention::Scores;
   using Weights = typename Attention::Weights;
 
@@ -325,8 +329,7 @@ class Consumer {
     ArriveAsWarp(ring_.KeysFree(block));
   }
 
-  /// Loads the warpgroup's rows of queries, scaled, as two bf16 terms; zeros for rows that do not
-  /// exist.
+  /// Loads the warpgroup's rows of queries, scaled, as bf16 terms; zeros for rows that do not exist.
   template <typename T>
   MARLIN_DEVICE void LoadQueries(T /*zero*/) const {
     const int first = first_row_ + (static_cast<int>(threadIdx.x) >> 5 & 3) * kWarpRows;
@@ -338,7 +341,7 @@ class Consumer {
           const uint32_t to =
               ring_.shared + PlaceInPanels(Shape::kRows, first + row, pair >> 2) + (pair & 3) * 4;
           StoreShared4(to, rounded);
-          StoreShared4(to + ring_.layout.QueryBytes(), rest);
+          if constexpr (Shape::kTerms == 2) StoreShared4(to + ring_.layout.QueryBytes(), rest);
         });
     FenceAsyncProxy();
     SyncWarpgroup(warpgroup_);
@@ -392,25 +395,34 @@ struct PrefillCase {
   int key_dim;
   int value_dim;
   bool caps;
+  bool one_term = false;
   bool fp8 = false;
 };
 
-template <int kWarpgroups, int kKeys, int kFeatures, bool kCaps = false>
+template <int kTerms, int kWarpgroups, int kKeys, int kFeatures, bool kCaps = false>
 PrefillKernel KernelOf(const PrefillCase& of) {
-  using Shape = TileShape<kWarpgroups, kKeys, kFeatures, kCaps>;
-  static_assert(Shape::kRows == PrefillRows(kFeatures));
+  using Shape = TileShape<kWarpgroups, kKeys, kFeatures, kCaps, kTerms>;
+  static_assert(Shape::kRows == PrefillRows(kFeatures, kTerms == 1));
   return {of.fp8 ? &PrefillAttentionKernel<Shape, true> : &PrefillAttentionKernel<Shape, false>,
           Shape::kThreads, Layout<Shape>(of.key_dim).Bytes()};
 }
 
-/// The kernel whose blocks have the most keys. Caps of 128 keys would spill registers.
+/// The kernel whose blocks have the most keys that fit. Caps of 128 keys would spill registers.
+template <int kTerms>
 PrefillKernel KernelFor(const PrefillCase& of) {
-  if (of.caps)
-    return of.value_dim > 128 ? KernelOf<1, 64, 256, true>(of) : KernelOf<2, 64, 128, true>(of);
-  if (of.value_dim > 128) return KernelOf<1, 64, 256>(of);
-  if (of.key_dim > 128) return KernelOf<2, 64, 128>(of);
-  if (of.value_dim > 64) return KernelOf<2, 128, 128>(of);
-  return KernelOf<2, 128, 64>(of);
+  constexpr int kWidestKeys = kTerms == 1 ? 192 : 128;
+  constexpr int kWideWarpgroups = kTerms == 1 ? 2 : 1;
+  if (of.caps) {
+    return of.value_dim > 128 ? KernelOf<kTerms, kWideWarpgroups, 64, 256, true>(of)
+                              : KernelOf<kTerms, 2, 64, 128, true>(of);
+  }
+  if (of.value_dim > 128) return KernelOf<kTerms, kWideWarpgroups, 64, 256>(of);
+  if (of.key_dim > kWidestKeys) return KernelOf<kTerms, 2, 64, 128>(of);
+  if (of.value_dim > 64) return KernelOf<kTerms, 2, 128, 128>(of);
+  return KernelOf<kTerms, 2, 128, 64>(of);
+}
+PrefillKernel KernelFor(const PrefillCase& of) {
+  return of.one_term ? KernelFor<1>(of) : KernelFor<2>(of);
 }
 
 }  // namespace
@@ -418,18 +430,22 @@ PrefillKernel KernelFor(const PrefillCase& of) {
 cudaError_t LoadPrefillAttention() {
   constexpr PrefillCase kCases[] = {{64, 256, false}, {256, 128, false}, {128, 128, false},
                                     {128, 64, false}, {64, 256, true},   {64, 128, true}};
-  for (const PrefillCase& of : kCases) {
-    PrefillCase fp8 = of;
-    fp8.fp8 = true;
-    const cudaError_t error = PrepareSharedKernels(KernelFor(of).kernel, KernelFor(fp8).kernel);
-    if (error != cudaSuccess) return error;
+  for (PrefillCase of : kCases) {
+    for (const bool one_term : {false, true}) {
+      of.one_term = one_term;
+      PrefillCase fp8 = of;
+      fp8.fp8 = true;
+      const cudaError_t error = PrepareSharedKernels(KernelFor(of).kernel, KernelFor(fp8).kernel);
+      if (error != cudaSuccess) return error;
+    }
   }
   return cudaSuccess;
 }
 
 cudaError_t LaunchPrefillAttention(const AttentionArguments& args, cudaStream_t stream) {
   const bool fp8 = args.pages.type == Element::kE4M3;
-  const PrefillKernel of = KernelFor({args.key_dim, args.value_dim, args.softcap != 0.0f, fp8});
+  const PrefillKernel of =
+      KernelFor({args.key_dim, args.value_dim, args.softcap != 0.0f, args.one_term, fp8});
   const auto ctas = static_cast<unsigned>(args.tiles) * static_cast<unsigned>(args.kv_heads);
   return LaunchInChain(of.kernel, dim3(ctas), of.threads, of.shared_bytes, stream, args);
 }

@@ -4,7 +4,8 @@
 //     scores[64 rows, keys] = Q K^T         Q, K: panels of [row or key][64 features]
 //     sums[64 rows, features] += P V        V: panels of [key][64 features]; P in registers
 //
-//   Queries and softmax weights are split into two bf16 terms each, so that only fp32 sums round.
+//   Queries and softmax weights are split into two bf16 terms each, so that only fp32 sums round,
+//   or rounded to one, where that is allowed.
 #pragma once
 
 #include "backends/cuda/attention/exact/softmax_rows.cuh"
@@ -45,17 +46,18 @@ MARLIN_DEVICE bool AnyOfWarpgroup(int warpgroup, bool value) {
 /// The queries of a warpgroup in shared memory: 64 rows in each panel, scaled for scores in base 2.
 struct WarpgroupQueries {
   uint32_t rounded;
-  uint32_t rests;
+  uint32_t rests;   ///< The second terms, if there are two.
   int panel_bytes;  ///< From panel to panel.
 };
 
-/// kKeys: keys of a block. kFeatures: value features, at most.
-template <int kKeys, int kFeatures>
+/// kKeys: keys of a block. kFeatures: value features, at most. kTerms: bf16 terms of queries and
+/// softmax weights.
+template <int kKeys, int kFeatures, int kTerms>
 class WarpgroupAttention {
  public:
   using Rows = SoftmaxRows<kKeys / 8, kFeatures / 8>;
   using Scores = typename Rows::Scores;
-  using Weights = typename Rows::Weights;
+  using Weights = typename Rows::template Weights<kTerms>;
 
   MARLIN_DEVICE WarpgroupAttention(const WarpgroupQueries& queries, int key_dim, int value_dim)
       : queries_(queries), key_steps_(key_dim / 16), value_dim_(value_dim) {}
@@ -94,8 +96,10 @@ class WarpgroupAttention {
       constexpr uint32_t kPanelStep = uint32_t{kBlockPanelBytes >> 4} << 16;
       const uint64_t of_step =
           Descriptor(((values + step * 16 * kPanelRowBytes) >> 4) | kPanelStep);
-      ValueProduct<kFeatures>::Run(sums, weights[step].rounded, of_step, 1);
-      ValueProduct<kFeatures>::Run(sums, weights[step].rests, of_step, 1);
+#pragma unroll
+      for (const auto& term : weights[step].terms) {
+        ValueProduct<kFeatures>::Run(sums, term, of_step, 1);
+      }
     }
     CommitProducts();
     WaitForProducts<0>();
@@ -145,7 +149,9 @@ class WarpgroupAttention {
     const uint64_t of_step = Descriptor((keys >> 4) + key);
     ScoreProduct<kKeys>::Run(scores, Descriptor((queries_.rounded >> 4) + query), of_step,
                              step > 0);
-    ScoreProduct<kKeys>::Run(scores, Descriptor((queries_.rests >> 4) + query), of_step, 1);
+    if constexpr (kTerms == 2) {
+      ScoreProduct<kKeys>::Run(scores, Descriptor((queries_.rests >> 4) + query), of_step, 1);
+    }
   }
 
   WarpgroupQueries queries_;
