@@ -43,11 +43,11 @@ MARLIN_DEVICE uint8_t* FindPage(const PersistentArguments& args, int group, int 
   return static_cast<uint8_t*>(pages.slabs[slab]) + of_slab * pages.page_stride * args.cache_bytes;
 }
 
-/// The CTA's keys in the layers of a cache group: runs of blocks of all `teams` of warps at least,
-/// which cost no more time than one, so that short texts need no merge. A position without a page
-/// is recorded as an error elsewhere, and has no keys.
-MARLIN_DEVICE AttentionPart PartOf(const PersistentArguments& args, int group, int position,
-                                   int teams) {
+/// The CTA's keys in the layers of a cache group: runs of blocks of half the teams of warps at
+/// least. Fewer keys need more merges; more have too many instructions to issue. A position without
+/// a page is recorded as an error elsewhere, and has no keys.
+template <PersistentForm kForm>
+MARLIN_DEVICE AttentionPart PartOf(const PersistentArguments& args, int group, int position) {
   const CacheGroup& pages = args.groups[group];
   const PersistentScratch& scratch = Tables{args}.Scratch();
   const int end = position >= 0 && position < pages.blocks * kCachePageTokens ? position + 1 : 0;
@@ -55,7 +55,8 @@ MARLIN_DEVICE AttentionPart PartOf(const PersistentArguments& args, int group, i
   part.first_key = pages.window > 0 ? max(end - pages.window, 0) : 0;
   const int first = part.first_key / kWarpKeys;
   const int blocks = (end + kWarpKeys - 1) / kWarpKeys - first;
-  const int share = max((blocks + args.attention_splits - 1) / args.attention_splits, teams);
+  const int least = max(TeamsOf<kForm>(args) / 2, 1);
+  const int share = max((blocks + args.attention_splits - 1) / args.attention_splits, least);
   part.active_splits = (blocks + share - 1) / share;
   part.first_block = first + scratch.split * share;
   part.end_block = min(part.first_block + share, first + blocks);
@@ -488,21 +489,18 @@ class TokenAttention : private PartOfAttention {
   }
 };
 
-/// Copies a layer's first keys. Called by the threads that do, `thread` of kKeyCopiers.
+/// The threads that copy the first keys of every layer, `thread` of kKeyCopiers: from when its
+/// projections begin, at which time all tiles of the layer before have been multiplied; with
+/// several rows when they have been multiplied too.
 template <PersistentForm kForm>
-MARLIN_DEVICE void CopyKeys(const PersistentArguments& args, int layer, int thread) {
-  const PersistentLayer& of_keys = Tables{args}.LayerOf(layer);
-  TokenAttention<kForm>(args, of_keys, {of_keys.gemms[0], 1, nullptr, 0}).RequestFirst(thread);
-}
-
-/// The same of all layers, with several rows: when the layer's projections have been multiplied.
-template <PersistentForm kForm>
-MARLIN_DEVICE void CopyAllKeys(const PersistentArguments& args, int thread) {
+MARLIN_DEVICE void CopyKeys(const PersistentArguments& args, int thread) {
+  const LayerBarrier allowed = IsRows(kForm) ? LayerBarrier::kKeysAllowed : AllowedOf(Phase::kOut);
 #pragma unroll 1
   for (int layer = 0; layer < args.layer_count; ++layer) {
-    AwaitLayer(LayerBarrier::kKeysAllowed, layer);
+    AwaitLayer(allowed, layer);
     AwaitLayer(LayerBarrier::kLayer, layer);
-    CopyKeys<kForm>(args, layer, thread);
+    const PersistentLayer& of_keys = Tables{args}.LayerOf(layer);
+    TokenAttention<kForm>(args, of_keys, {of_keys.gemms[0], 1, nullptr, 0}).RequestFirst(thread);
   }
 }
 

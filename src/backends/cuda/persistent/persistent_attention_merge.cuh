@@ -160,13 +160,8 @@ class AttentionMerge : private PartOfAttention {
                                const ProjectedWords& projected)
       : PartOfAttention(args, layer, projected) {}
 
-  /// The parts of a KV head that every reader merges for itself (GatherMerged): reading so few of
-  /// them costs less than another exchange.
-  static constexpr int kMostMergedByReaders =
-      IsRows(kForm) || kForm == PersistentForm::kHybrid ? 1 : 4;
-
   MARLIN_DEVICE bool ReadersMerge() const {
-    return Part().active_splits > 1 && Part().active_splits <= kMostMergedByReaders;
+    return Part().active_splits > 1 && Part().active_splits <= kMostMerged;
   }
 
   /// Merges the parts of this CTA's share of the heads' features. Where a KV head has one part, Run
@@ -179,7 +174,7 @@ class AttentionMerge : private PartOfAttention {
   /// The merged result of a head's four features from `feature` on, of parts that ReadersMerge.
   MARLIN_DEVICE float4 GatherMerged(const uint32_t* parts, int head, int feature,
                                     uint32_t tag) const {
-    constexpr int kMost = kMostMergedByReaders;
+    constexpr int kMost = kMostMerged;
     const int kv_head = QuotientOf(head, args_.group);
     const int words = PartWords();
     const AwaitedQuads<2 * kMost> quads(
@@ -223,6 +218,7 @@ class AttentionMerge : private PartOfAttention {
 
  private:
   static constexpr bool kHybrid = kForm == PersistentForm::kHybrid;
+  static constexpr int kMostMerged = MostMergedByReaders(kForm);
 
   /// Zeros for this CTA's share of the results: every word is written in every layer, so that its
   /// tag is never one of long ago.

@@ -12,11 +12,12 @@ MARLIN_DEVICE bool HasKeys(const PersistentArguments& args, int group) {
 }
 
 /// The CTA's keys in all cache groups. Called by one thread.
-MARLIN_DEVICE void FindKeys(const PersistentArguments& args, int teams) {
+template <PersistentForm kForm>
+MARLIN_DEVICE void FindKeys(const PersistentArguments& args) {
   PersistentScratch& scratch = Tables{args}.Scratch();
   for (int group = 0; group < kMostCacheGroups; ++group) {
     if (!HasKeys(args, group)) continue;
-    scratch.attention[group] = PartOf(args, group, scratch.position, teams);
+    scratch.attention[group] = PartOf<kForm>(args, group, scratch.position);
   }
 }
 

@@ -180,7 +180,7 @@ class PersistentBlock {
     if (kHybrid && args_.kv_heads == 0) return;
     scratch.kv_head = block / args_.attention_splits;
     scratch.split = block - scratch.kv_head * args_.attention_splits;
-    FindKeys(args_, TeamsOf<kForm>(args_));
+    FindKeys<kForm>(args_);
   }
 
   /// residual += the sums of the phase before, of kCount quads from quad `first` on, of which the
@@ -459,24 +459,18 @@ class PersistentBlock {
   TileRing ring_;
 };
 
-/// The warpgroup that copies: the first and the last warp copy tiles, the two between them the
-/// mixers' inputs, and tiles too if they can.
+/// The warpgroup that copies: two warps copy tiles, the two between them the mixers' inputs.
 template <PersistentForm kForm>
 MARLIN_DEVICE void RunCopiers(const PersistentArguments& args) {
   const auto thread = static_cast<int>(threadIdx.x);
-  const int of_keys = thread - kFirstKeyCopier;
-  const bool copies_keys = of_keys >= 0 && of_keys < kKeyCopiers;
-  if constexpr (TileCopiersOf(kForm) == 4) {
-    // Keys are allowed with the tiles of kOut, and needed before them.
-    TileCopier<kForm>(args, (thread - kPersistentThreads) / 32).Run([&](int layer) {
-      if (copies_keys) CopyKeys<kForm>(args, layer, of_keys);
-    });
-  } else if (!copies_keys) {
-    TileCopier<kForm>(args, thread < kFirstKeyCopier ? 0 : 1).Run([](int /*layer*/) {});
-  } else if constexpr (kForm == PersistentForm::kHybrid) {
-    CopyMixers(args, of_keys);
-  } else {
-    CopyAllKeys<kForm>(args, of_keys);
+  if (thread < kFirstKeyCopier || thread >= kFirstKeyCopier + kKeyCopiers) {
+    TileCopier<kForm>(args, thread < kFirstKeyCopier ? 0 : 1).Run();
+  } else if (thread < kFirstKeyCopier + kKeyCopiers) {
+    if constexpr (kForm == PersistentForm::kHybrid) {
+      CopyMixers(args, thread - kFirstKeyCopier);
+    } else {
+      CopyKeys<kForm>(args, thread - kFirstKeyCopier);
+    }
   }
 }
 

@@ -10,7 +10,7 @@
 namespace marlin::cuda {
 
 /// The warps that compute; the warpgroup after them copies what they read: its first and last warp
-/// copy weights and tables, the two between them keys (TileCopiersOf).
+/// weights and tables, the two between them keys.
 inline constexpr int kPersistentThreads = 512;
 inline constexpr int kPersistentWarps = kPersistentThreads / 32;
 inline constexpr int kFirstKeyCopier = kPersistentThreads + 32;
@@ -47,10 +47,10 @@ constexpr bool IsGeneral(PersistentForm form) {
 constexpr bool HasSharedExperts(PersistentForm form) {
   return form == PersistentForm::kHybrid || IsGeneral(form);
 }
-/// The warps that copy tiles: those that copy keys, too, where these are allowed with the tiles of
-/// kOut.
-constexpr int TileCopiersOf(PersistentForm form) {
-  return form == PersistentForm::kToken || form == PersistentForm::kGeneral ? 4 : 2;
+/// The parts of a KV head's attention that every reader merges for itself: reading so few of them
+/// costs less than another exchange.
+constexpr int MostMergedByReaders(PersistentForm form) {
+  return IsRows(form) || form == PersistentForm::kHybrid ? 1 : 4;
 }
 inline constexpr int kMostPersistentRows = 8;
 /// Selected experts of all rows; units of a CTA, whose numbers have a byte.

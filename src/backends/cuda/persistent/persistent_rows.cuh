@@ -46,7 +46,7 @@ class PersistentRows : private RowsPart {
       const int group = i / kMostPersistentRows;
       if (row >= args_.rows || !HasKeys(args_, group)) continue;
       Rows().active_splits[group][row] =
-          PartOf(args_, group, args_.position[row], kMostTeams).active_splits;
+          PartOf<kForm>(args_, group, args_.position[row]).active_splits;
     }
     RowsResidual(args_).Read();
     BeginRows(args_);
@@ -107,7 +107,7 @@ class PersistentRows : private RowsPart {
     scratch.kv_head = attends ? part - row * args_.kv_heads : args_.kv_heads;
     scratch.split = block - part * args_.attention_splits;
     scratch.position = args_.position[row];
-    FindKeys(args_, kMostTeams);
+    FindKeys<kForm>(args_);
     FindNewKeys(args_, row);
   }
 

@@ -233,13 +233,13 @@ MARLIN_DEVICE void AllowCopies(Phase phase) {
   AllowCopies(AllowedOf(phase));
 }
 
-/// A warp that copies the tiles of its part of the warps, one warp's per lane; the first one also
-/// the layers' tables. Two issue twice as fast as one.
+/// A warp that copies half of the warps' tiles, one warp's per lane; the first one also the layers'
+/// tables. Two issue twice as fast as one; four are slower.
 template <PersistentForm kForm>
 class TileCopier {
  public:
-  MARLIN_DEVICE TileCopier(const PersistentArguments& args, int part)
-      : tables_{args}, part_(part), ring_(args, FirstWarp() + Lane()) {}
+  MARLIN_DEVICE TileCopier(const PersistentArguments& args, int half)
+      : tables_{args}, half_(half), ring_(args, FirstWarp() + Lane()) {}
 
   static MARLIN_DEVICE void InitBarriers(const PersistentArguments& args) {
     if (Lane() == kPersistentWarps) {
@@ -247,7 +247,7 @@ class TileCopier {
         const auto barrier = static_cast<LayerBarrier>(i);
         const int arrivals = barrier >= LayerBarrier::kAllowed ? ArrivalsOf(kPersistentThreads)
                              : barrier == LayerBarrier::kKeys  ? kKeyCopiers
-                                                               : kCopiers;
+                                                               : 2;  // Both TileCopiers.
         InitBarrier(AddressOf(barrier), arrivals);
       }
     }
@@ -261,10 +261,8 @@ class TileCopier {
   }
 
   /// Tables are copied when their places have been read for the last time: a layer's while the
-  /// gates of the previous one are, the MLP's parts with the projection of attention. Calls
-  /// copy_keys(layer) when that projection's copies begin.
-  template <typename CopyKeys>
-  MARLIN_DEVICE void Run(const CopyKeys& copy_keys) {
+  /// gates of the previous one are, the MLP's parts with the projection of attention.
+  MARLIN_DEVICE void Run() {
     const PersistentArguments& args = tables_.args;
     CopyLayer(0);
 #pragma unroll 1
@@ -276,31 +274,27 @@ class TileCopier {
         AwaitLayer(LayerBarrier::kLayer, layer);
       }
       if (which == Phase::kGates) AwaitLayer(LayerBarrier::kMlp, layer);
-      if (which == Phase::kOut) {
-        copy_keys(layer);
-        CopyMlp(layer);
-      }
+      if (which == Phase::kOut) CopyMlp(layer);
       CopyPhase(phase);
       if (which == Phase::kGates && layer + 1 < args.layer_count) CopyLayer(layer + 1);
     }
   }
 
  private:
-  static constexpr int kCopiers = TileCopiersOf(kForm);
-  static constexpr int kWarps = kPersistentWarps / kCopiers;
+  static constexpr int kWarps = kPersistentWarps / 2;
   static constexpr bool kHybrid = kForm == PersistentForm::kHybrid;
   static constexpr bool kRows = IsRows(kForm);
 
   static MARLIN_DEVICE int Lane() { return static_cast<int>(threadIdx.x) & 31; }
-  MARLIN_DEVICE int FirstWarp() const { return part_ * kWarps; }
+  MARLIN_DEVICE int FirstWarp() const { return half_ * kWarps; }
 
-  // Warps that copy no tables arrive at their barriers too: so none lags by a layer.
+  // The warp that copies no tables arrives at their barriers too: so it never lags by a layer.
 
   MARLIN_DEVICE void CopyLayer(int layer) const {
     if (!ElectOne()) return;
     const PersistentArguments& args = tables_.args;
     const uint32_t barrier = AddressOf(LayerBarrier::kLayer);
-    if (part_ != 0) return Arrive(barrier);
+    if (half_ != 0) return Arrive(barrier);
     const uint32_t base = SharedAddress(Memory());
     const PersistentLayer* const from = args.layers + layer;
     constexpr int kBytes = sizeof(PersistentLayer);
@@ -345,7 +339,7 @@ class TileCopier {
     const PersistentArguments& args = tables_.args;
     const PersistentLayer& layer = tables_.LayerOf(index);
     const uint32_t barrier = AddressOf(LayerBarrier::kMlp);
-    if (part_ != 0) return Arrive(barrier);
+    if (half_ != 0) return Arrive(barrier);
     const uint32_t base = SharedAddress(Memory());
     const int row_bytes = args.features * 4;
     const bool routes = layer.experts != nullptr;
@@ -414,7 +408,7 @@ class TileCopier {
   }
 
   const Tables tables_;
-  const int part_;
+  const int half_;
   RingAddress ring_;
   SlotOrder order_;
 };
