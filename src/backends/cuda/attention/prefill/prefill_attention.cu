@@ -254,7 +254,10 @@ class Consumer {
     if (warpgroup_ == 1) PassTurn();
     WaitFor(ring_.KeysFull(ring_.first_block), ring_.first_block);
     TakeTurn();
-    Score(ring_.first_block, scores);
+    BeginScores(ring_.first_block, scores);
+    PassTurn();
+    attention_.EndProducts(scores);
+    ArriveAsWarp(ring_.KeysFree(ring_.first_block));
 #pragma unroll 1
     for (int block = ring_.first_block; block < ring_.end_block; ++block) {
       const uint32_t values = ring_.Values(block);
@@ -279,13 +282,12 @@ class Consumer {
       WaitFor(ring_.ValuesFull(block), block);
       if (!last) WaitFor(ring_.KeysFull(next), next);
       TakeTurn();
-      if (seen && !by_key) attention_.AddValues(values, weights);
+      if (seen && !by_key) attention_.BeginValues(values, weights);
+      if (!last) BeginScores(next, scores);
+      PassTurn();
+      attention_.EndProducts(scores);
       ArriveAsWarp(ring_.ValuesFree(block));
-      if (last) {
-        PassTurn();
-      } else {
-        Score(next, scores);
-      }
+      if (!last) ArriveAsWarp(ring_.KeysFree(next));
     }
     // The other warpgroup's last pass.
     if (warpgroup_ == 0) TakeTurn();
@@ -309,7 +311,8 @@ class Consumer {
     FenceAsyncProxy();
   }
 
-  /// Two warpgroups take turns: while one has its products run, the other one weighs scores.
+  /// Two warpgroups take turns to begin products: while those of one run, the other one weighs
+  /// scores.
   MARLIN_DEVICE void TakeTurn() const {
     if constexpr (Shape::kWarpgroups == 2) {
       asm volatile("bar.sync %0, 256;" ::"r"(3 + warpgroup_) : "memory");
@@ -321,12 +324,9 @@ class Consumer {
     }
   }
 
-  /// The scores of a block, whose keys have arrived; passes the turn on.
-  MARLIN_DEVICE void Score(int block, Scores& scores) const {
+  /// Begins the scores of a block, whose keys have arrived.
+  MARLIN_DEVICE void BeginScores(int block, Scores& scores) const {
     if (blocks_.Sees(block)) attention_.BeginScores(ring_.Keys(block), scores);
-    attention_.EndScores(scores);
-    PassTurn();
-    ArriveAsWarp(ring_.KeysFree(block));
   }
 
   /// Loads the warpgroup's rows of queries, scaled, as bf16 terms; zeros for rows that do not exist.

@@ -81,13 +81,15 @@ class WarpgroupAttention {
     }
     CommitProducts();
   }
-  MARLIN_DEVICE void EndScores(Scores& scores) const {
+  /// Waits for everything that was begun.
+  MARLIN_DEVICE void EndProducts(Scores& scores) {
     WaitForProducts<0>();
     PinSums(scores);
+    PinSums(rows_.values());
   }
 
-  /// Adds the values of a block, with the weights of its scores.
-  MARLIN_DEVICE void AddValues(uint32_t values, const Weights& weights) {
+  /// Begins to add the values of a block, with the weights of its scores.
+  MARLIN_DEVICE void BeginValues(uint32_t values, const Weights& weights) {
     auto& sums = rows_.values();
     PinSums(sums);
     FenceProducts();
@@ -102,8 +104,6 @@ class WarpgroupAttention {
       }
     }
     CommitProducts();
-    WaitForProducts<0>();
-    PinSums(sums);
   }
 
   /// Adds the values of a block, but none of keys that a row does not see.
