@@ -148,17 +148,6 @@ constexpr int kVectorThreads = 512;
 constexpr int kVectors = 4;
 constexpr int kVectorColumns = kVectorThreads * kVectors * 4;
 
-MARLIN_DEVICE void StoreFour(const RowsView& out, int64_t at, const float4& v) {
-  if (out.type == Element::kF32) {
-    *reinterpret_cast<float4*>(static_cast<float*>(out.data) + at) = v;
-    return;
-  }
-  const bool bf16 = out.type == Element::kBf16;
-  const uint2 packed = {bf16 ? Bf16x2::Pack(v.x, v.y) : F16x2::Pack(v.x, v.y),
-                        bf16 ? Bf16x2::Pack(v.z, v.w) : F16x2::Pack(v.z, v.w)};
-  *reinterpret_cast<uint2*>(static_cast<uint16_t*>(out.data) + at) = packed;
-}
-
 template <bool kAdds>
 __global__ void __launch_bounds__(kVectorThreads)
     VectorNormKernel(const __grid_constant__ RmsNormArguments args) {
@@ -207,7 +196,7 @@ __global__ void __launch_bounds__(kVectorThreads)
       if (i >= quads) break;
       const float4& v = kept[j];
       const float4& w = weight[j];
-      StoreFour(args.out, to + 4 * i,
+      StoreFour(args.out.data, args.out.type, to + 4 * i,
                 {v.x * factor * w.x, v.y * factor * w.y, v.z * factor * w.z, v.w * factor * w.w});
     }
   }

@@ -43,6 +43,18 @@ MARLIN_DEVICE void StorePair(T* to, float low, float high) {
   }
 }
 
+/// Stores four adjacent numbers, at a multiple of four of them.
+MARLIN_DEVICE void StoreFour(void* data, Element type, int64_t at, const float4& v) {
+  if (type == Element::kF32) {
+    *reinterpret_cast<float4*>(static_cast<float*>(data) + at) = v;
+    return;
+  }
+  const bool bf16 = type == Element::kBf16;
+  const uint2 packed = {bf16 ? Bf16x2::Pack(v.x, v.y) : F16x2::Pack(v.x, v.y),
+                        bf16 ? Bf16x2::Pack(v.z, v.w) : F16x2::Pack(v.z, v.w)};
+  *reinterpret_cast<uint2*>(static_cast<uint16_t*>(data) + at) = packed;
+}
+
 /// Calls run(T()) with the type of an element.
 template <typename Run>
 MARLIN_DEVICE void WithType(Element type, const Run& run) {
