@@ -9,7 +9,8 @@ namespace cuda_emulation {
 
 /// Four numbers are not zero, in places whose numbers differ in two bits. The first two squares
 /// alone are between two numbers of fp32. The two others decide how the sum is rounded, if they
-/// meet before they come to the large one, next to which each is lost in fp64.
+/// meet before they come to the large one, next to which each is lost in fp64. Precondition: there
+/// are four numbers.
 inline void FillDelicate(std::span<float> numbers, std::mt19937& random) {
   std::ranges::fill(numbers, 0.0f);
   const auto bit = [&] {

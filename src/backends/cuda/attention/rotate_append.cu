@@ -22,12 +22,6 @@ constexpr int kWarps = 4;
 /// Heads of a warp where there are many rows, at most.
 constexpr int kMostHeads = 4;
 
-/// A value as a store to `type` rounds it.
-MARLIN_DEVICE float Rounded(float value, Element type) {
-  if (type == Element::kBf16) return __bfloat162float(__float2bfloat16_rn(value));
-  return type == Element::kF16 ? __half2float(__float2half_rn(value)) : value;
-}
-
 /// A head of a row: where it comes from, what it becomes, and where it goes.
 struct Head {
   const void* from;

@@ -11,6 +11,7 @@
 #include "backends/cuda/attention/pages.cuh"
 #include "backends/cuda/attention/rotate_append_launch.h"
 #include "backends/cuda/common/chain.cuh"
+#include "backends/cuda/common/warp_sums.cuh"
 #include "backends/cuda/rows/typed.cuh"
 
 namespace marlin::cuda {
@@ -122,16 +123,6 @@ MARLIN_DEVICE void FindTarget(const RotateAppendArguments& args, RowMemory<kQuad
 
 MARLIN_DEVICE float4 QuadAt(const float* from, int quad) {
   return reinterpret_cast<const float4*>(from)[quad];
-}
-
-MARLIN_DEVICE double SumWith(double value, int lane) {
-  return value + __shfl_xor_sync(~0u, value, lane);
-}
-/// Of lanes l and l ^ `lane` one receives the sum of both firsts, the other that of both seconds.
-MARLIN_DEVICE double SumOfOne(double first, double second, int lane) {
-  const bool has_second = (threadIdx.x & static_cast<unsigned>(lane)) != 0;
-  const double sent = has_second ? first : second;
-  return (has_second ? second : first) + __shfl_xor_sync(~0u, sent, lane);
 }
 
 MARLIN_DEVICE double Square(float x) { return static_cast<double>(x) * x; }

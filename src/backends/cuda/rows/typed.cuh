@@ -31,6 +31,12 @@ MARLIN_DEVICE T FromFloat(float value) {
   }
 }
 
+/// A value as a store to `type` rounds it.
+MARLIN_DEVICE float Rounded(float value, Element type) {
+  if (type == Element::kBf16) return __bfloat162float(__float2bfloat16_rn(value));
+  return type == Element::kF16 ? __half2float(__float2half_rn(value)) : value;
+}
+
 /// Stores two numbers at an address aligned to both.
 template <typename T>
 MARLIN_DEVICE void StorePair(T* to, float low, float high) {
