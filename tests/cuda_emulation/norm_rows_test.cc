@@ -14,7 +14,7 @@
 namespace marlin::cuda {
 namespace {
 
-constexpr int kRows = 6;
+constexpr int kRows = 15;
 constexpr int kPadding = 8;
 
 /// Rows of numbers, in a type.
