@@ -49,6 +49,18 @@ MARLIN_DEVICE void StorePair(T* to, float low, float high) {
   }
 }
 
+/// Four adjacent numbers, at a multiple of four of them.
+MARLIN_DEVICE float4 LoadFour(const void* data, Element type, int64_t at) {
+  if (type == Element::kF32) {
+    return *reinterpret_cast<const float4*>(static_cast<const float*>(data) + at);
+  }
+  const uint2 packed = *reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(data) + at);
+  const bool bf16 = type == Element::kBf16;
+  const float2 low = bf16 ? Bf16x2::Unpack(packed.x) : F16x2::Unpack(packed.x);
+  const float2 high = bf16 ? Bf16x2::Unpack(packed.y) : F16x2::Unpack(packed.y);
+  return {low.x, low.y, high.x, high.y};
+}
+
 /// Stores four adjacent numbers, at a multiple of four of them.
 MARLIN_DEVICE void StoreFour(void* data, Element type, int64_t at, const float4& v) {
   if (type == Element::kF32) {
