@@ -310,6 +310,10 @@ Status CudaExperts::Stage(const Pass& pass, const ExpertLaunch& launch, const Ex
   StageRowsArguments stage;
   stage.rows = rows;
   stage.slots = pass.slots;
+  stage.ids = pass.call.ids;
+  stage.tokens = static_cast<int>(problem_.tokens);
+  stage.top_k = static_cast<int>(problem_.top_k);
+  stage.shared = layer_.shared.present();
   stage.members = launch.members.data();
   stage.k = static_cast<int>(launch.k);
   stage.out = pass.staged;
