@@ -281,13 +281,18 @@ void ExpectSums(int hidden, int padding, Element type, int top_k, bool shared) {
   const auto routed = static_cast<size_t>(sorted.begin[9]);
   for (size_t t = 0; t < 19; ++t) {
     for (size_t i = 0; i < width; ++i) {
-      float sum = -0.0f;  // A term alone keeps its sign.
+      float sum = 0;
+      bool empty = true;  // A term alone keeps its sign.
+      const auto add = [&](float term) {
+        sum = empty ? term : sum + term;
+        empty = false;
+      };
       for (size_t s = 0; s < static_cast<size_t>(top_k); ++s) {
         const size_t at = t * static_cast<size_t>(top_k) + s;
         if (sorted.slot_of[at] < 0) continue;
-        sum += weights[at] * results[static_cast<size_t>(sorted.slot_of[at]) * width + i];
+        add(weights[at] * results[static_cast<size_t>(sorted.slot_of[at]) * width + i]);
       }
-      if (shared) sum += results[(routed + t) * width + i];
+      if (shared) add(results[(routed + t) * width + i]);
       ASSERT_EQ(GetBits(out, t * stride + i, type), BitsOf(sum, type)) << t << " " << i;
     }
   }

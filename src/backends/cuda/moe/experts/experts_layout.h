@@ -252,6 +252,7 @@ struct SumArguments {
   void* out = nullptr;
   int64_t out_stride = 0;
   Element out_type = Element::kBf16;
+  bool quads = false;  ///< Rows of `out` are stored four columns at a time.
 };
 
 /// The kernels of plan/instances.def. The GEMV kernel's parameter is an ExpertGemvArguments.

@@ -190,8 +190,13 @@ __global__ void __launch_bounds__(kThreads) SumKernel(const __grid_constant__ Su
                                : TimesSigmoid(1.0f, args.shared_scores[slot * args.score_stride]);
       add(LoadFour(args, slot, column), weight);
     }
+    const int64_t at = token * args.out_stride + column;
+    if (args.quads) {
+      StoreFour(args.out, args.out_type, at, {sum[0], sum[1], sum[2], sum[3]});
+      continue;
+    }
     for (int i = 0; i < 4 && column + i < args.hidden; ++i) {
-      StoreFloat(args.out, args.out_type, token * args.out_stride + column + i, sum[i]);
+      StoreFloat(args.out, args.out_type, at + i, sum[i]);
     }
   }
 }
@@ -227,7 +232,11 @@ cudaError_t LaunchStageRows(const StageRowsArguments& args, int rows_per_expert,
   return LaunchInChain(&StageRowsKernel, blocks, kThreads, 0, stream, args);
 }
 
-cudaError_t LaunchSum(const SumArguments& args, cudaStream_t stream) {
+cudaError_t LaunchSum(const SumArguments& given, cudaStream_t stream) {
+  SumArguments args = given;
+  const uintptr_t bytes = args.out_type == Element::kF32 ? 16 : 8;
+  args.quads = args.hidden % 4 == 0 && args.out_stride % 4 == 0 &&
+               reinterpret_cast<uintptr_t>(args.out) % bytes == 0;
   constexpr int kColumns = 4 * kThreads;
   const dim3 blocks(static_cast<unsigned>(std::max((args.hidden + kColumns - 1) / kColumns, 1)),
                     static_cast<unsigned>(std::clamp(args.tokens, 1, kMostBlocks)));
