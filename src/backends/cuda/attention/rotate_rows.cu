@@ -20,6 +20,10 @@ namespace {
 constexpr int kLanes = 8;  ///< Of a head.
 constexpr int kWarpHeads = 32 / kLanes;
 constexpr int kMostWarps = 8;
+/// CTAs of so many warps for which a multiprocessor has registers.
+constexpr int ResidentFor(int quads) {
+  return quads <= 2 ? 4 : quads <= 4 ? 3 : quads <= 6 ? 2 : 1;
+}
 /// Features of a quad of every lane of a head.
 constexpr int kQuadFeatures = 4 * kLanes;
 
@@ -35,8 +39,7 @@ struct RowMemory {
   static constexpr int kFeatures = kQuads * kQuadFeatures;
   alignas(16) float cosines[kFeatures / 2];
   alignas(16) float sines[kFeatures / 2];
-  alignas(16) float query_norm[kFeatures];
-  alignas(16) float key_norm[kFeatures];
+  alignas(16) float norms[2][kFeatures];  ///< Of queries and of keys.
   uint8_t* page;
   int slot;  ///< Of the row's position in the page.
 
@@ -55,8 +58,8 @@ struct RowMemory {
       RotationOf(args.rotary.frequencies[pair], position, args.rotary.factor, &cosines[pair],
                  &sines[pair]);
     }
-    FillNorm(args.query_norm, args.query_norm_type, query_norm);
-    FillNorm(args.key_norm, args.key_norm_type, key_norm);
+    FillNorm(args.query_norm, args.query_norm_type, norms[0]);
+    FillNorm(args.key_norm, args.key_norm_type, norms[1]);
   }
 
  private:
@@ -73,52 +76,50 @@ struct RowMemory {
   }
 };
 
-/// A lane's head: where it comes from, what it becomes, and where it goes.
+/// Where the features of head `number` of a row are; null: there is no such head. Heads are
+/// numbered: queries, keys, values.
+MARLIN_DEVICE float* SourceOf(const RotateAppendArguments& args, int row, int number) {
+  if (number < args.heads) {
+    return static_cast<float*>(args.queries.data) + args.queries.At(row, number);
+  }
+  number -= args.heads;
+  const int kv_heads = args.pages.kv_heads;
+  if (number < kv_heads) return static_cast<float*>(args.keys.data) + args.keys.At(row, number);
+  number -= kv_heads;
+  if (number >= kv_heads) return nullptr;
+  return static_cast<float*>(args.values.data) + args.values.At(row, number);
+}
+
+/// What a lane's head becomes, and where it goes.
 struct LaneHead {
-  const float* from = nullptr;  ///< Null: none.
-  const float* norm = nullptr;
+  int norm = -1;  ///< Of RowMemory::norms; -1: none.
   bool rotates = false;
   void* to = nullptr;  ///< Null: nowhere.
   Element to_type = Element::kF32;
   int64_t to_at = 0;
 };
 
-/// Where the features of head `number` of a row are. Heads are numbered: queries, keys, values.
-MARLIN_DEVICE LaneHead FindSource(const RotateAppendArguments& args, int row, int number) {
+template <int kQuads>
+MARLIN_DEVICE LaneHead FindHead(const RotateAppendArguments& args, const RowMemory<kQuads>& memory,
+                                int row, int number) {
   LaneHead head;
-  if (number >= args.AllHeads()) return head;
   if (number < args.heads) {
-    head.from = static_cast<const float*>(args.queries.data) + args.queries.At(row, number);
+    head.norm = args.query_norm != nullptr ? 0 : -1;
+    head.rotates = true;
+    head.to = SourceOf(args, row, number);
     return head;
   }
-  const int kv_heads = args.pages.kv_heads;
-  const bool key = number < args.heads + kv_heads;
-  const RowsView& rows = key ? args.keys : args.values;
-  const int of_kind = number - args.heads - (key ? 0 : kv_heads);
-  head.from = static_cast<const float*>(rows.data) + rows.At(row, of_kind);
-  return head;
-}
-
-/// The rest of a head, once the memory of its row is filled.
-template <int kQuads>
-MARLIN_DEVICE void FindTarget(const RotateAppendArguments& args, RowMemory<kQuads>& memory,
-                              int number, LaneHead* head) {
-  if (number < args.heads) {
-    head->to = const_cast<float*>(head->from);
-    head->norm = args.query_norm != nullptr ? memory.query_norm : nullptr;
-    head->rotates = true;
-    return;
-  }
+  if (number >= args.AllHeads()) return head;
   const PagesView& pages = args.pages;
-  if (number >= args.AllHeads()) return;
   const bool key = number < args.heads + pages.kv_heads;
   const int of_kind = number - args.heads - (key ? 0 : pages.kv_heads);
-  if (key && args.key_norm != nullptr) head->norm = memory.key_norm;
-  head->rotates = key;
-  head->to = memory.page;
-  head->to_type = pages.type;
+  if (key && args.key_norm != nullptr) head.norm = 1;
+  head.rotates = key;
+  head.to = memory.page;
+  head.to_type = pages.type;
   const int64_t place = static_cast<int64_t>(of_kind) * pages.page_tokens + memory.slot;
-  head->to_at = (key ? 0 : KeyElements(pages)) + place * RowMemory<kQuads>::kFeatures;
+  head.to_at = (key ? 0 : KeyElements(pages)) + place * RowMemory<kQuads>::kFeatures;
+  return head;
 }
 
 MARLIN_DEVICE float4 QuadAt(const float* from, int quad) {
@@ -162,16 +163,18 @@ MARLIN_DEVICE double SumOfSquares(const float4 (&x)[kQuads]) {
   }
 }
 
-/// RMS norm of the heads of a warp. Called by all of its lanes; null `norm`: it stays as it is.
+/// RMS norm of the heads of a warp, each by norm `norm` or, -1, by none. Called by all of its
+/// lanes.
 template <int kQuads, SumOrder kOrder>
-MARLIN_DEVICE void Normalize(const float* norm, float epsilon, int lane, float4 (&x)[kQuads]) {
-  if (!__any_sync(~0u, norm != nullptr)) return;
+MARLIN_DEVICE void Normalize(const RowMemory<kQuads>& memory, int norm, float epsilon, int lane,
+                             float4 (&x)[kQuads]) {
+  if (!__any_sync(~0u, norm >= 0)) return;
   const double squares = SumOfSquares<kQuads, kOrder>(x);
-  if (norm == nullptr) return;
+  if (norm < 0) return;
   const float factor = RmsFactor(squares / (kQuads * kQuadFeatures), epsilon);
 #pragma unroll
   for (int j = 0; j < kQuads; ++j) {
-    const float4 weight = QuadAt(norm, lane + kLanes * j);
+    const float4 weight = QuadAt(memory.norms[norm], lane + kLanes * j);
     x[j] = {x[j].x * factor * weight.x, x[j].y * factor * weight.y, x[j].z * factor * weight.z,
             x[j].w * factor * weight.w};
   }
@@ -214,10 +217,12 @@ MARLIN_DEVICE void RotateTurns(const RowMemory<kQuads>& memory, int turns, int l
 }
 
 template <int kQuads>
-MARLIN_DEVICE void LoadQuads(const LaneHead& head, int lane, float4 (&x)[kQuads]) {
-  if (head.from == nullptr) return;
+MARLIN_DEVICE void LoadQuads(const RotateAppendArguments& args, int row, int number, int lane,
+                             float4 (&x)[kQuads]) {
+  const auto* const from = reinterpret_cast<const float4*>(SourceOf(args, row, number));
+  if (from == nullptr) return;
 #pragma unroll
-  for (int j = 0; j < kQuads; ++j) x[j] = QuadAt(head.from, lane + kLanes * j);
+  for (int j = 0; j < kQuads; ++j) x[j] = __ldcs(from + lane + kLanes * j);
 }
 
 /// One branch for all quads.
@@ -237,17 +242,19 @@ MARLIN_DEVICE void StoreQuads(const LaneHead& head, int lane, const float4 (&x)[
 
 /// Heads of kQuads x 32 features.
 template <int kQuads, SumOrder kOrder>
-__global__ void __launch_bounds__(kMostWarps * 32, kQuads <= 4 ? 4 : 2)
+__global__ void __launch_bounds__(kMostWarps * 32, ResidentFor(kQuads))
     RotateRowsKernel(const __grid_constant__ RotateAppendArguments args) {
   __shared__ RowMemory<kQuads> memory;
   EnterChain();
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const auto row = static_cast<int>(blockIdx.x);
   if (row == 0) CheckFirstRows(args.sequences, args.errors);
+  const int step = static_cast<int>(blockDim.x) / kLanes;
   int number = static_cast<int>(threadIdx.x) / kLanes;
-  LaneHead head = FindSource(args, row, number);
   float4 x[kQuads] = {};
-  LoadQuads(head, lane, x);
+  float4 next[kQuads] = {};
+  LoadQuads(args, row, number, lane, x);
+  LoadQuads(args, row, number + step, lane, next);
   const int position = args.sequences.positions[row];
   if (position < 0) {
     if (threadIdx.x == 0) RecordError(args.errors, ValueError::kPosition, position, row);
@@ -255,13 +262,12 @@ __global__ void __launch_bounds__(kMostWarps * 32, kQuads <= 4 ? 4 : 2)
   }
   memory.Fill(args, row, position);
   __syncthreads();
-  const int step = static_cast<int>(blockDim.x) / kLanes;
   const int turns = args.rotary.pairs / kQuadFeatures;
-  const int first_of_warp = number - number % kWarpHeads;
+  // The lanes of a warp leave the loop together.
 #pragma unroll 1
-  for (int begin = first_of_warp; begin < args.AllHeads(); begin += step) {
-    FindTarget(args, memory, number, &head);
-    Normalize<kQuads, kOrder>(head.norm, args.epsilon, lane, x);
+  while (number / kWarpHeads * kWarpHeads < args.AllHeads()) {
+    const LaneHead head = FindHead(args, memory, row, number);
+    Normalize<kQuads, kOrder>(memory, head.norm, args.epsilon, lane, x);
     if (head.rotates) {
       if constexpr (kOrder == SumOrder::kAdjacent) {
         Rotate<kQuads, kQuads / 2>(memory, lane, x);
@@ -271,8 +277,9 @@ __global__ void __launch_bounds__(kMostWarps * 32, kQuads <= 4 ? 4 : 2)
     }
     if (head.to != nullptr) StoreQuads(head, lane, x);
     number += step;
-    head = FindSource(args, row, number);
-    LoadQuads(head, lane, x);
+#pragma unroll
+    for (int j = 0; j < kQuads; ++j) x[j] = next[j];
+    LoadQuads(args, row, number + step, lane, next);
   }
 }
 
