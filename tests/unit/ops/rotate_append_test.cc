@@ -2,6 +2,7 @@
 // ISA level of this CPU.
 #include <gmock/gmock.h>
 
+#include <utility>
 #include <vector>
 
 #include "base/macros.h"
@@ -40,6 +41,39 @@ TEST_P(RotateAppendOnEveryLevel, AddRmsNormIsAddToAndRmsNorm) {
       EXPECT_EQ(reference::Elements(residual.view()), reference::Elements(twin.view())) << columns;
       EXPECT_EQ(reference::Elements(out.view()), reference::Elements(want.view())) << columns;
     }
+  }
+}
+
+TEST_P(RotateAppendOnEveryLevel, ManyRowsAreNormedAsFew) {
+  constexpr int64_t kRows = 540;
+  for (const auto& [columns, adds] : {std::pair<int64_t, bool>(516, false), {1028, true}}) {
+    const auto run = [&, width = columns, sums = adds](const std::vector<int64_t>& parts) {
+      Tensor residual(DType::kF32, {kRows, width}, 4);
+      Tensor block(DType::kF32, {kRows, width}, 8);
+      Tensor weight(DType::kF32, {width});
+      Tensor out(DType::kBf16, {kRows, width}, 4);
+      residual.Fill(31, 2.0);
+      block.Fill(32);
+      weight.Fill(33);
+      int64_t first = 0;
+      for (const int64_t rows : parts) {
+        const auto part = [&](Tensor& all) {
+          const MutableTensorView view = all.view();
+          const int64_t before = first * view.stride(0) * DTypeBytes(view.dtype());
+          return MutableTensorView(view.As<uint8_t>() + before, view.dtype(), {rows, width},
+                                   {view.stride(0), 1});
+        };
+        const Status status =
+            adds
+                ? AddRmsNorm(device(), part(block), part(residual), weight.view(), 1e-5F, part(out))
+                : RmsNorm(device(), part(residual), weight.view(), 1e-5F, part(out));
+        EXPECT_TRUE(status.ok()) << status.message();
+        first += rows;
+      }
+      EXPECT_TRUE(device().Synchronize().ok());
+      return std::pair(reference::Elements(residual.view()), reference::Elements(out.view()));
+    };
+    EXPECT_EQ(run({kRows}), run({300, kRows - 300})) << columns;
   }
 }
 
