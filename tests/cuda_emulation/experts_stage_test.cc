@@ -1,5 +1,5 @@
-// What is around the GEMMs of experts, on the host: the sort of selections, rows in the order of
-// the slots, and the sum of the results.
+// The kernels around the GEMMs of experts, on the host: the sort of selections, rows in the order
+// of the slots, and the sum of the results.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -42,7 +42,7 @@ class Sorted {
       slot_of[static_cast<size_t>(order[slot])] = static_cast<int32_t>(slot);
       for (size_t e = 0; e <= IdOf(order[slot]); ++e) begin[e] = static_cast<int32_t>(slot);
     }
-    // The first slot of an expert without rows is that of the next.
+    // An expert without rows begins where the next one does.
     for (size_t e = 0, at = 0; e < present.size(); ++e) {
       while (at < order.size() && IdOf(order[at]) < e) ++at;
       begin[e] = static_cast<int32_t>(at);

@@ -1,4 +1,4 @@
-// Norms of many rows on the host: the bits of the kernels of few rows, and norms of every type.
+// Norms of many rows on the host: the bits of the decode kernels, and norms of every type.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -57,7 +57,7 @@ struct Types {
   Element out = Element::kF32;
 };
 
-/// A norm of rows whose sums of squares tell their order, but for every third.
+/// A norm of rows whose sums of squares tell their order, except for every third.
 class Norm {
  public:
   Norm(int columns, const Types& types)

@@ -1,4 +1,4 @@
-// Norms, RoPE and append of many rows on the host: the bits of the kernels of few rows, with heads
+// Norms, RoPE and append of many rows on the host: the bits of the decode kernels, with heads
 // of every width, norms of every type, parts of heads that turn, and pages of every type.
 #include <gtest/gtest.h>
 

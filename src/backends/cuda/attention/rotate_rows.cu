@@ -17,37 +17,37 @@
 namespace marlin::cuda {
 namespace {
 
-constexpr int kLanes = 8;  ///< Of a head.
+constexpr int kLanes = 8;  ///< The lanes of a head.
 constexpr int kWarpHeads = 32 / kLanes;
 constexpr int kMostWarps = 8;
-/// CTAs of so many warps for which a multiprocessor has registers.
+/// CTAs of kMostWarps for which a multiprocessor has registers.
 constexpr int ResidentFor(int quads) {
   return quads <= 2 ? 4 : quads <= 4 ? 3 : quads <= 6 ? 2 : 1;
 }
 /// Features of a quad of every lane of a head.
 constexpr int kQuadFeatures = 4 * kLanes;
 
-/// The order in which the kernel of few rows adds a head's squares.
+/// The order in which rotate_append.cu adds a head's squares.
 enum class SumOrder {
   kAdjacent,  ///< RotateVectorsKernel: a lane has adjacent features.
   kStrided,   ///< RotateAppendKernel: a lane has every 32nd feature.
 };
 
-/// What all heads of a row have in common, in shared memory.
+/// Rotations, norms and page for all heads of a row, in shared memory.
 template <int kQuads>
 struct RowMemory {
   static constexpr int kFeatures = kQuads * kQuadFeatures;
   alignas(16) float cosines[kFeatures / 2];
   alignas(16) float sines[kFeatures / 2];
-  alignas(16) float norms[2][kFeatures];  ///< Of queries and of keys.
+  alignas(16) float norms[2][kFeatures];  ///< Those for queries, then for keys.
   uint8_t* page;
-  int slot;  ///< Of the row's position in the page.
+  int slot;  ///< The row's place in the page.
 
   /// Called by all threads of the CTA.
   MARLIN_DEVICE void Fill(const RotateAppendArguments& args, int row, int position) {
     const auto threads = static_cast<int>(blockDim.x);
     const auto thread = static_cast<int>(threadIdx.x);
-    // Of the threads that have fewest pairs.
+    // The last thread has the fewest pairs.
     if (thread == threads - 1) {
       page = PageOfRow(args.sequences, args.pages, row, args.errors);
       slot = position % args.pages.page_tokens;
@@ -90,9 +90,9 @@ MARLIN_DEVICE float* SourceOf(const RotateAppendArguments& args, int row, int nu
   return static_cast<float*>(args.values.data) + args.values.At(row, number);
 }
 
-/// What a lane's head becomes, and where it goes.
+/// The operations on a lane's head, and its destination.
 struct LaneHead {
-  int norm = -1;  ///< Of RowMemory::norms; -1: none.
+  int norm = -1;  ///< Index in RowMemory::norms; -1: none.
   bool rotates = false;
   void* to = nullptr;  ///< Null: nowhere.
   Element to_type = Element::kF32;
@@ -128,7 +128,7 @@ MARLIN_DEVICE float4 QuadAt(const float* from, int quad) {
 
 MARLIN_DEVICE double Square(float x) { return static_cast<double>(x) * x; }
 
-/// The squares of a head, added in the order of a kernel of few rows: a tree over its 32 lanes, the
+/// The squares of a head, added in the order of rotate_append.cu: a tree over its 32 lanes, the
 /// high bit of a lane's number first. Here a bit of that number is one of j in quad l + 8 j, or of
 /// l, or of the place in a quad.
 template <int kQuads, SumOrder kOrder>

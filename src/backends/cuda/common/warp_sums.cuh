@@ -13,8 +13,8 @@ MARLIN_DEVICE double SumWith(double value, int lane) {
   return value + __shfl_xor_sync(~0u, value, lane);
 }
 
-/// Of lanes l and l ^ `lane` one receives the sum of both firsts, the other, which has the bit,
-/// that of both seconds.
+/// The sum of both firsts in one of lanes l and l ^ `lane`, and the sum of both seconds in the
+/// other, whose number has the bit.
 MARLIN_DEVICE double SumOfOne(double first, double second, int lane) {
   const bool has_second = (threadIdx.x & static_cast<unsigned>(lane)) != 0;
   const double sent = has_second ? first : second;

@@ -31,12 +31,12 @@ MARLIN_DEVICE double Squares(const float4& v) {
 /// The quads of a lane in a row; zeros beyond it.
 template <int kQuads>
 struct LaneRow {
-  /// Quads of another row that are in registers beside it.
+  /// Quads of another row that fit registers, too.
   static constexpr int kPart = kQuads == 16 ? 8 : 4;
   using Part = float4[kPart];
 
   int lane;
-  int quads;  ///< Of the row.
+  int quads;  ///< In the row.
   float4 of[kQuads] = {};
 
   MARLIN_DEVICE bool Has(int i) const { return lane + 32 * i < quads; }
