@@ -21,7 +21,7 @@ struct Rows {
   Rows(Element type, int rows, int given_stride, bool filled)
       : bytes(type == kF32 ? 4 : 2),
         stride(given_stride),
-        words(static_cast<size_t>(rows * stride)) {
+        words(static_cast<size_t>(rows) * static_cast<size_t>(given_stride)) {
     view.data = words.data();
     view.type = type;
     view.rows = rows;

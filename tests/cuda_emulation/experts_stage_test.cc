@@ -22,7 +22,10 @@ using enum Element;
 class Sorted {
  public:
   Sorted(int given_tokens, int given_top_k, int experts, bool has_shared)
-      : tokens(given_tokens), top_k(given_top_k), shared(has_shared), present(experts, 1) {
+      : tokens(given_tokens),
+        top_k(given_top_k),
+        shared(has_shared),
+        present(static_cast<size_t>(experts), 1) {
     std::mt19937 random(static_cast<unsigned>(tokens + experts));
     if (experts > 2) present[2] = 0;
     for (int i = 0; i < tokens * top_k; ++i) {
@@ -164,11 +167,12 @@ uint32_t GetBits(const std::vector<uint32_t>& words, size_t i, Element type) {
 
 void ExpectStaged(const StageCase& c, bool shared) {
   Sorted sorted(21, 3, 7, shared);
-  const auto stride = static_cast<size_t>(c.k + c.padding);
+  const auto stride = static_cast<size_t>(c.k) + static_cast<size_t>(c.padding);
   std::vector<uint32_t> from(static_cast<size_t>(c.first) + 21 * stride);
   for (int t = 0; t < 21; ++t) {
     for (int k = 0; k < c.k; ++k) {
-      const size_t at = static_cast<size_t>(c.first + k) + static_cast<size_t>(t) * stride;
+      const size_t at =
+          static_cast<size_t>(c.first) + static_cast<size_t>(k) + static_cast<size_t>(t) * stride;
       SetBits(from, at, Number(t, k), c.from);
     }
   }
@@ -219,38 +223,40 @@ TEST(StageTokensKernel, CopiesRowsToTheirSlots) {
   ExpectStaged({kF16, kF16, 4104}, false);
 }
 
-TEST(StageRowsKernel, ActivatesGates) {
+void ExpectGated(Element to, size_t k) {
   Sorted sorted(15, 2, 5, true);
   const std::vector<uint8_t> members = {1, 0, 0, 1, 1, 1};
-  for (const Element to : {kF32, kBf16, kF16}) {
-    for (const int k : {40, 83}) {
-      const auto stride = static_cast<size_t>(2 * k + 3);
-      const auto out_stride = static_cast<size_t>(StagedStride(k));
-      std::vector<float> from(sorted.token.size() * stride);
-      for (size_t i = 0; i < from.size(); ++i) {
-        from[i] = static_cast<float>(static_cast<int>(i % 61) - 30);
-      }
-      std::vector<uint32_t> out(sorted.token.size() * out_stride);
-      StageRowsArguments args;
-      args.rows = {from.data(), static_cast<int64_t>(stride), kF32, true, {}};
-      args.rows.gate.activation = 3;  // Relu.
-      args.slots = sorted.View();
-      args.members = members.data();
-      args.k = k;
-      args.out = out.data();
-      args.type = to;
-      ASSERT_EQ(LaunchStageRows(args, 5, nullptr), cudaSuccess);
-      ASSERT_EQ(cuda_emulation::TakeFindings(), "");
-      for (size_t slot = 0; slot < sorted.token.size(); ++slot) {
-        const bool here =
-            members[static_cast<size_t>(sorted.ExpertOf(static_cast<int>(slot)))] != 0;
-        for (size_t i = 0; here && i < static_cast<size_t>(k); ++i) {
-          const float gate = from[slot * stride + i];
-          const float up = from[slot * stride + static_cast<size_t>(k) + i];
-          ASSERT_EQ(GetBits(out, slot * out_stride + i, to), BitsOf(std::max(gate, 0.0f) * up, to));
-        }
-      }
+  const size_t stride = 2 * k + 3;
+  const auto out_stride = static_cast<size_t>(StagedStride(static_cast<int64_t>(k)));
+  std::vector<float> from(sorted.token.size() * stride);
+  for (size_t i = 0; i < from.size(); ++i) {
+    from[i] = static_cast<float>(static_cast<int>(i % 61) - 30);
+  }
+  std::vector<uint32_t> out(sorted.token.size() * out_stride);
+  StageRowsArguments args;
+  args.rows = {from.data(), static_cast<int64_t>(stride), kF32, true, {}};
+  args.rows.gate.activation = 3;  // Relu.
+  args.slots = sorted.View();
+  args.members = members.data();
+  args.k = static_cast<int>(k);
+  args.out = out.data();
+  args.type = to;
+  ASSERT_EQ(LaunchStageRows(args, 5, nullptr), cudaSuccess);
+  ASSERT_EQ(cuda_emulation::TakeFindings(), "");
+  for (size_t slot = 0; slot < sorted.token.size(); ++slot) {
+    const auto expert = static_cast<size_t>(sorted.ExpertOf(static_cast<int>(slot)));
+    for (size_t i = 0; i < k; ++i) {
+      const float* const row = from.data() + slot * stride;
+      const float want = members[expert] != 0 ? std::max(row[i], 0.0f) * row[k + i] : 0.0f;
+      ASSERT_EQ(GetBits(out, slot * out_stride + i, to), BitsOf(want, to)) << slot << " " << i;
     }
+  }
+}
+
+TEST(StageRowsKernel, ActivatesGates) {
+  for (const Element to : {kF32, kBf16, kF16}) {
+    ExpectGated(to, 40);
+    ExpectGated(to, 83);
   }
 }
 
@@ -263,7 +269,7 @@ void ExpectSums(int hidden, int padding, Element type, int top_k, bool shared) {
   }
   std::vector<float> weights;
   for (size_t i = 0; i < sorted.ids.size(); ++i) weights.push_back(static_cast<float>(i % 5) / 4);
-  const auto stride = static_cast<size_t>(hidden + padding);
+  const auto stride = width + static_cast<size_t>(padding);
   std::vector<uint32_t> out(19 * stride + 1, 0x12345678);
   SumArguments args;
   args.slots = sorted.View();

@@ -18,7 +18,7 @@ void ExpectRows(ZeroKind zeros, int group_size, int features = 192) {
   constexpr int kTokens = 40;
   const TiledWeights weights({kKind, features, kTokens, group_size, zeros});
   const std::vector<int32_t> ids = {39, 0, 17, 17, 8};
-  const auto stride = static_cast<size_t>(features + 1);
+  const auto stride = static_cast<size_t>(features) + 1;
   for (const uint32_t seed : {0u, 5u}) {
     std::vector<float> out(ids.size() * stride, -1.0f);
     LookUpWeightsArguments args;

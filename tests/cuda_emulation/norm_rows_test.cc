@@ -19,7 +19,8 @@ constexpr int kPadding = 8;
 
 /// Rows of numbers, in a type.
 struct Numbers {
-  Numbers(Element given, int count) : type(given), columns(count), words(kRows * stride()) {}
+  Numbers(Element given, int count)
+      : type(given), columns(count), words(static_cast<size_t>(kRows * stride())) {}
 
   int64_t stride() const { return columns + kPadding; }
   RowsView View() {
@@ -141,6 +142,24 @@ float Rounded(float value, Element type) {
   return type == Element::kBf16 ? Bf16ToFloat(FloatToBf16(value)) : HalfToFloat(FloatToHalf(value));
 }
 
+/// `norm` was `before`.
+void ExpectNormOfSum(const Norm& norm, const Norm& before, int r) {
+  const int columns = norm.x.columns;
+  double squares = 0;
+  for (int i = 0; i < columns; ++i) {
+    const float sum = Rounded(before.x.At(r, i) + before.block.At(r, i), norm.x.type);
+    ASSERT_EQ(norm.x.At(r, i), sum) << columns << " " << r << " " << i;
+    squares += static_cast<double>(sum) * sum;
+  }
+  const double factor = 1 / std::sqrt(squares / columns + 1e-5);
+  for (int i = 0; i < columns; ++i) {
+    const double want = norm.x.At(r, i) * factor * norm.weight(i);
+    const double part = norm.out.type == Element::kF32 ? 1e-6 : 1e-2;
+    ASSERT_NEAR(norm.out.At(r, i), want, part * std::abs(want) + 1e-6)
+        << columns << " " << r << " " << i;
+  }
+}
+
 /// Rows of any type, with an addition that is rounded to the residual's.
 TEST(RmsNormKernel, AddsAndNorms) {
   using enum Element;
@@ -151,20 +170,7 @@ TEST(RmsNormKernel, AddsAndNorms) {
       const Norm before = norm;
       ASSERT_EQ(LaunchNorm(norm.Arguments(true, 1e-5f), nullptr), cudaSuccess);
       EXPECT_EQ(cuda_emulation::TakeFindings(), "");
-      for (int r = 0; r < kRows; ++r) {
-        double squares = 0;
-        for (int i = 0; i < columns; ++i) {
-          const float sum = Rounded(before.x.At(r, i) + before.block.At(r, i), types.x);
-          ASSERT_EQ(norm.x.At(r, i), sum) << columns << " " << r << " " << i;
-          squares += static_cast<double>(sum) * sum;
-        }
-        const double factor = 1 / std::sqrt(squares / columns + 1e-5);
-        for (int i = 0; i < columns; ++i) {
-          const double want = norm.x.At(r, i) * factor * norm.weight(i);
-          const double bound = (types.out == kF32 ? 1e-6 : 1e-2) * std::abs(want) + 1e-6;
-          ASSERT_NEAR(norm.out.At(r, i), want, bound) << columns << " " << r << " " << i;
-        }
-      }
+      for (int r = 0; r < kRows; ++r) ExpectNormOfSum(norm, before, r);
     }
   }
 }

@@ -43,7 +43,7 @@ class Rows {
   explicit Rows(const Case& c) : of_(c), width_((c.heads + 2 * c.kv_heads) * c.features + 4) {
     std::mt19937 random(static_cast<unsigned>(c.features * 31 + c.heads));
     std::normal_distribution<float> normal;
-    projected.resize(static_cast<size_t>(kRows * width_));
+    projected.resize(size_t{kRows} * static_cast<size_t>(width_));
     for (int row = 0; row < kRows; ++row) {
       for (int i = 0; i < c.heads + 2 * c.kv_heads; ++i) {
         float* const head = projected.data() + row * width_ + i * c.features;
@@ -58,7 +58,7 @@ class Rows {
     for (int i = 0; i < c.pairs; ++i) frequencies_.push_back(1.0f / static_cast<float>(1 + 3 * i));
     page_ = 2 * c.kv_heads * kPageTokens * c.features;
     const int bytes = kPages * page_ * BytesOf(c.cache);
-    cache.assign(static_cast<size_t>(bytes / 16 + 1), Aligned{});
+    cache.assign(static_cast<size_t>(bytes) / 16 + 1, Aligned{});
     for (Aligned& part : cache) std::fill_n(part.bytes, 16, kUntouched);
   }
 
