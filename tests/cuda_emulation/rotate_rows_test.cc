@@ -161,6 +161,12 @@ TEST(RotateRows, HasTheBitsOfFewRows) {
   ExpectBitsOfFewRows({128, 64, 32, 4, Element::kBf16, Element::kF32, Element::kF32, false, false});
 }
 
+TEST(RotateRows, HasWarpsWithManyHeads) {
+  ExpectBitsOfFewRows({64, 32, 45, 3});
+  ExpectBitsOfFewRows({64, 32, 60, 2, Element::kF32});
+  ExpectBitsOfFewRows({128, 64, 64, 8});
+}
+
 TEST(RotateRows, TurnsPartsOfHeads) {
   ExpectBitsOfFewRows({64, 0, 3, 1});
   ExpectBitsOfFewRows({96, 32, 2, 2, Element::kF32});

@@ -240,6 +240,27 @@ MARLIN_DEVICE void StoreQuads(const LaneHead& head, int lane, const float4 (&x)[
   store(Element::kE4M3);
 }
 
+/// Norms, rotates and stores the heads of a warp.
+template <int kQuads, SumOrder kOrder>
+MARLIN_DEVICE void FinishHeads(const RotateAppendArguments& args, const RowMemory<kQuads>& memory,
+                               int row, int number, int lane, float4 (&x)[kQuads]) {
+  const LaneHead head = FindHead(args, memory, row, number);
+  Normalize<kQuads, kOrder>(memory, head.norm, args.epsilon, lane, x);
+  if (head.rotates) {
+    if constexpr (kOrder == SumOrder::kAdjacent) {
+      Rotate<kQuads, kQuads / 2>(memory, lane, x);
+    } else {
+      RotateTurns(memory, args.rotary.pairs / kQuadFeatures, lane, x);
+    }
+  }
+  if (head.to != nullptr) StoreQuads(head, lane, x);
+}
+
+/// Whether a warp, in which a lane has head `number`, has any head.
+MARLIN_DEVICE bool HasHeads(const RotateAppendArguments& args, int number) {
+  return number / kWarpHeads * kWarpHeads < args.AllHeads();
+}
+
 /// Heads of kQuads x 32 features.
 template <int kQuads, SumOrder kOrder>
 __global__ void __launch_bounds__(kMostWarps * 32, ResidentFor(kQuads))
@@ -262,23 +283,14 @@ __global__ void __launch_bounds__(kMostWarps * 32, ResidentFor(kQuads))
   }
   memory.Fill(args, row, position);
   __syncthreads();
-  const int turns = args.rotary.pairs / kQuadFeatures;
-  // The lanes of a warp leave the loop together.
+  // Two sets of registers in turn: to move one to the other would wait for its loads.
 #pragma unroll 1
-  while (number / kWarpHeads * kWarpHeads < args.AllHeads()) {
-    const LaneHead head = FindHead(args, memory, row, number);
-    Normalize<kQuads, kOrder>(memory, head.norm, args.epsilon, lane, x);
-    if (head.rotates) {
-      if constexpr (kOrder == SumOrder::kAdjacent) {
-        Rotate<kQuads, kQuads / 2>(memory, lane, x);
-      } else {
-        RotateTurns(memory, turns, lane, x);
-      }
-    }
-    if (head.to != nullptr) StoreQuads(head, lane, x);
-    number += step;
-#pragma unroll
-    for (int j = 0; j < kQuads; ++j) x[j] = next[j];
+  while (HasHeads(args, number)) {
+    FinishHeads<kQuads, kOrder>(args, memory, row, number, lane, x);
+    LoadQuads(args, row, number + 2 * step, lane, x);
+    if (!HasHeads(args, number + step)) return;
+    FinishHeads<kQuads, kOrder>(args, memory, row, number + step, lane, next);
+    number += 2 * step;
     LoadQuads(args, row, number + step, lane, next);
   }
 }
