@@ -222,7 +222,7 @@ MARLIN_DEVICE void LoadQuads(const RotateAppendArguments& args, int row, int num
   const auto* const from = reinterpret_cast<const float4*>(SourceOf(args, row, number));
   if (from == nullptr) return;
 #pragma unroll
-  for (int j = 0; j < kQuads; ++j) x[j] = __ldcs(from + lane + kLanes * j);
+  for (int j = 0; j < kQuads; ++j) x[j] = __ldcg(from + lane + kLanes * j);
 }
 
 /// One branch for all quads.

@@ -41,15 +41,14 @@ struct LaneRow {
 
   MARLIN_DEVICE bool Has(int i) const { return lane + 32 * i < quads; }
 
-  /// The row is not read again before it is replaced.
   MARLIN_DEVICE void Load(const float4* row) {
 #pragma unroll
     for (int i = 0; i < kQuads; ++i) {
-      if (Has(i)) of[i] = __ldcs(row + lane + 32 * i);
+      if (Has(i)) of[i] = __ldcg(row + lane + 32 * i);
     }
   }
 
-  /// Nor is this one, ever.
+  /// A row that is not read again: the L2 cache keeps others.
   MARLIN_DEVICE void Add(const float4* row) {
 #pragma unroll
     for (int from = 0; from < kQuads; from += kPart) {

@@ -119,7 +119,8 @@ __global__ void __launch_bounds__(kThreads)
 /// Up to four adjacent columns of a result; zeros beyond `hidden`.
 MARLIN_DEVICE float4 LoadFour(const SumArguments& args, int slot, int column) {
   const float* const from = args.results + static_cast<int64_t>(slot) * args.hidden + column;
-  if (args.hidden % 4 == 0) return *reinterpret_cast<const float4*>(from);
+  // The L2 cache keeps the sums, not what is read for the last time.
+  if (args.hidden % 4 == 0) return __ldcs(reinterpret_cast<const float4*>(from));
   const auto at = [&](int i) { return column + i < args.hidden ? from[i] : 0.0f; };
   return {at(0), at(1), at(2), at(3)};
 }
