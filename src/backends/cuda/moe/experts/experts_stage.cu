@@ -11,6 +11,8 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
+/// CTAs of a multiprocessor, at least: without it, values of the staging kernels are spilled.
+constexpr int kResident = 2;
 /// CTAs that stride over rows, at most.
 constexpr int kMostBlocks = 1024;
 
@@ -52,7 +54,7 @@ struct EightFloats {
 /// blockIdx.x: token; blockIdx.y and the threads: eight columns each, which are read and rounded
 /// once and stored to all slots of the token.
 template <typename Eight>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kResident)
     StageTokensKernel(const __grid_constant__ StageRowsArguments args) {
   extern __shared__ int targets[];
   WaitForEarlierWork();
@@ -95,7 +97,7 @@ MARLIN_DEVICE void StageFloats(const StageRowsArguments& args, int slot, int lan
 }
 
 /// Gated activations. blockIdx.x: expert; blockIdx.y and the warps stride over its rows.
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kResident)
     StageRowsKernel(const __grid_constant__ StageRowsArguments args) {
   WaitForEarlierWork();
   TriggerDependentLaunch();
