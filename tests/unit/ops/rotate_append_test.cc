@@ -64,7 +64,7 @@ TEST_P(RotateAppendOnEveryLevel, ManyRowsAreNormedAsFew) {
                                    {view.stride(0), 1});
         };
         const Status status =
-            adds
+            sums
                 ? AddRmsNorm(device(), part(block), part(residual), weight.view(), 1e-5F, part(out))
                 : RmsNorm(device(), part(residual), weight.view(), 1e-5F, part(out));
         EXPECT_TRUE(status.ok()) << status.message();
