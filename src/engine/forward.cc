@@ -330,6 +330,26 @@ Status RunEmbedLayers(const Pass& pass) {
   return Ended(pass, StepPart::kEmbed);
 }
 
+/// The hidden states of the rows that get logits, in the arena.
+Result<MutableTensorView> TakeWanted(Pass& pass) {
+  const StepValues& values = pass.values;
+  const Shape shape{values.wanted.dim(0), values.hidden.dim(1)};
+  const auto take = [&](const TensorView& all) -> Result<MutableTensorView> {
+    MARLIN_ASSIGN_OR_RETURN(const MutableTensorView rows, pass.arena.Take(DType::kF32, shape));
+    MARLIN_RETURN_IF_ERROR(LookUpRows(pass.device, all, values.wanted, rows, pass.stream()));
+    return rows;
+  };
+  if (!values.hidden_out.empty()) MARLIN_RETURN_IF_ERROR(CompleteHidden(pass));
+  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView wanted, take(values.hidden));
+  // Nothing reads the other rows, which lack the last block for good.
+  if (std::exchange(pass.residual, Residual::kComplete) == Residual::kLacksBlock) {
+    MARLIN_ASSIGN_OR_RETURN(const MutableTensorView block, take(pass.block));
+    MARLIN_RETURN_IF_ERROR(AddTo(pass.device, block, wanted, 1.0F, pass.stream()));
+  }
+  MARLIN_RETURN_IF_ERROR(Ended(pass, StepPart::kHead));
+  return wanted;
+}
+
 Status RunLogits(Pass& pass) {
   const StepValues& values = pass.values;
   const int64_t rows = values.wanted.dim(0);
@@ -341,12 +361,7 @@ Status RunLogits(Pass& pass) {
   if (rows == pass.rows()) {
     MARLIN_RETURN_IF_ERROR(NormalizeHidden(pass, pass.decoder.norm, last));
   } else {
-    MARLIN_RETURN_IF_ERROR(CompleteHidden(pass));
-    MARLIN_ASSIGN_OR_RETURN(const MutableTensorView wanted,
-                            pass.arena.Take(DType::kF32, {rows, values.hidden.dim(1)}));
-    MARLIN_RETURN_IF_ERROR(
-        LookUpRows(pass.device, values.hidden, values.wanted, wanted, pass.stream()));
-    MARLIN_RETURN_IF_ERROR(Ended(pass, StepPart::kHead));
+    MARLIN_ASSIGN_OR_RETURN(const MutableTensorView wanted, TakeWanted(pass));
     if (pass.decoder.config.family->layer_norms) {
       MARLIN_RETURN_IF_ERROR(CenterRows(pass.device, wanted, pass.stream()));
     }

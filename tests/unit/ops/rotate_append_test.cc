@@ -2,8 +2,10 @@
 // ISA level of this CPU.
 #include <gmock/gmock.h>
 
+#include <utility>
 #include <vector>
 
+#include "base/macros.h"
 #include "decoder_fixture.h"
 #include "marlin/decoder.h"
 
@@ -39,6 +41,39 @@ TEST_P(RotateAppendOnEveryLevel, AddRmsNormIsAddToAndRmsNorm) {
       EXPECT_EQ(reference::Elements(residual.view()), reference::Elements(twin.view())) << columns;
       EXPECT_EQ(reference::Elements(out.view()), reference::Elements(want.view())) << columns;
     }
+  }
+}
+
+TEST_P(RotateAppendOnEveryLevel, ManyRowsAreNormedAsFew) {
+  constexpr int64_t kRows = 540;
+  for (const auto& [columns, adds] : {std::pair<int64_t, bool>(516, false), {1028, true}}) {
+    const auto run = [&, width = columns, sums = adds](const std::vector<int64_t>& parts) {
+      Tensor residual(DType::kF32, {kRows, width}, 4);
+      Tensor block(DType::kF32, {kRows, width}, 8);
+      Tensor weight(DType::kF32, {width});
+      Tensor out(DType::kBf16, {kRows, width}, 4);
+      residual.Fill(31, 2.0);
+      block.Fill(32);
+      weight.Fill(33);
+      int64_t first = 0;
+      for (const int64_t rows : parts) {
+        const auto part = [&](Tensor& all) {
+          const MutableTensorView view = all.view();
+          const int64_t before = first * view.stride(0) * DTypeBytes(view.dtype());
+          return MutableTensorView(view.As<uint8_t>() + before, view.dtype(), {rows, width},
+                                   {view.stride(0), 1});
+        };
+        const Status status =
+            sums
+                ? AddRmsNorm(device(), part(block), part(residual), weight.view(), 1e-5F, part(out))
+                : RmsNorm(device(), part(residual), weight.view(), 1e-5F, part(out));
+        EXPECT_TRUE(status.ok()) << status.message();
+        first += rows;
+      }
+      EXPECT_TRUE(device().Synchronize().ok());
+      return std::pair(reference::Elements(residual.view()), reference::Elements(out.view()));
+    };
+    EXPECT_EQ(run({kRows}), run({300, kRows - 300})) << columns;
   }
 }
 
@@ -173,6 +208,80 @@ TEST_P(RotateAppendOnEveryLevel, RotateAndAppendIsNormRotaryAndAppend) {
               reference::Elements(unfused.heads().queries))
         << c.key_dim;
     EXPECT_EQ(fused.memory(), unfused.memory()) << c.key_dim;
+  }
+}
+
+/// A prompt of one sequence, appended in parts.
+class Prompt {
+ public:
+  static constexpr int64_t kRows = 300;
+
+  Prompt(const Device& device, const HeadsCase& c)
+      : case_(c),
+        page_tokens_(*CachePageTokens(device)),
+        projected_(c.type, {kRows, (c.heads + 2 * c.kv_heads) * c.key_dim}, c.padding) {
+    projected_.Fill(77, 2.0);
+    page_ = 2 * c.kv_heads * page_tokens_ * c.key_dim;
+    for (int32_t row = 0; row < kRows; ++row) positions_.push_back(row);
+    const int64_t pages = (kRows + page_tokens_ - 1) / page_tokens_;
+    for (int64_t page = 0; page < pages; ++page) table_.push_back(static_cast<int32_t>(page));
+    memory_.assign(static_cast<size_t>(pages * page_ * DTypeBytes(c.cache)) + 64, 0x5a);
+    slab_ = memory_.data();
+  }
+
+  Status Append(const Device& device, const Parameters& parameters, int64_t first, int64_t count) {
+    const int64_t keys = case_.heads * case_.key_dim;
+    const int64_t values = keys + case_.kv_heads * case_.key_dim;
+    const auto blocks = static_cast<int64_t>(table_.size());
+    const std::vector<int32_t> first_rows = {0, static_cast<int32_t>(count)};
+    const AttentionHeads heads = {Part(first, count, 0, case_.heads),
+                                  Part(first, count, keys, case_.kv_heads),
+                                  Part(first, count, values, case_.kv_heads)};
+    const SequenceRows rows = {{positions_.data() + first, DType::kI32, {count}},
+                               {first_rows.data(), DType::kI32, {2}},
+                               {table_.data(), DType::kI32, {1, blocks}}};
+    const PagedCache cache = {{&slab_, 1},  blocks,       page_,          0,
+                              case_.cache,  page_tokens_, case_.kv_heads, case_.key_dim,
+                              case_.key_dim};
+    MARLIN_RETURN_IF_ERROR(
+        RotateAndAppend(device, heads, parameters.norms, parameters.rotary, rows, cache));
+    return device.Synchronize();
+  }
+  std::vector<double> projected() { return reference::Elements(projected_.view()); }
+  const std::vector<uint8_t>& memory() const { return memory_; }
+
+ private:
+  MutableTensorView Part(int64_t first, int64_t count, int64_t column, int64_t heads) {
+    const MutableTensorView all = projected_.view();
+    auto* const data =
+        all.As<uint8_t>() + (first * all.stride(0) + column) * DTypeBytes(all.dtype());
+    return {data, all.dtype(), {count, heads, case_.key_dim}, {all.stride(0), case_.key_dim, 1}};
+  }
+
+  HeadsCase case_;
+  int64_t page_tokens_;
+  Tensor projected_;
+  int64_t page_ = 0;
+  std::vector<uint8_t> memory_;
+  void* slab_ = nullptr;
+  std::vector<int32_t> positions_;
+  std::vector<int32_t> table_;
+};
+
+TEST_P(RotateAppendOnEveryLevel, ManyRowsHaveTheBitsOfFew) {
+  for (const HeadsCase& c : {HeadsCase{DType::kF32, DType::kBf16, 9, 2, 128, 128, 64, true, false},
+                             {DType::kF32, DType::kF8E4M3, 4, 1, 64, 64, 32, true, false},
+                             {DType::kF32, DType::kF32, 2, 1, 256, 256, 32, true, false}}) {
+    HeadsCase aligned = c;
+    aligned.padding = 8;
+    const Parameters parameters(aligned);
+    Prompt whole(device(), aligned);
+    Prompt parts(device(), aligned);
+    ASSERT_TRUE(whole.Append(device(), parameters, 0, Prompt::kRows).ok());
+    ASSERT_TRUE(parts.Append(device(), parameters, 0, 170).ok());
+    ASSERT_TRUE(parts.Append(device(), parameters, 170, Prompt::kRows - 170).ok());
+    EXPECT_EQ(whole.projected(), parts.projected()) << c.key_dim;
+    EXPECT_EQ(whole.memory(), parts.memory()) << c.key_dim;
   }
 }
 

@@ -36,11 +36,7 @@ __global__ void __launch_bounds__(kThreads)
   const auto row = static_cast<int>(blockIdx.x);
   if (row == 0 && blockIdx.y == 0) CheckFirstRows(args.sequences, args.errors);
   if (threadIdx.x == 0) {
-    const int sequence = SequenceOf(args.sequences, row);
-    found = CheckPosition(args.sequences, sequence, row, args.errors)
-                ? FindPage(args.sequences, args.pages, sequence, args.sequences.positions[row],
-                           args.errors)
-                : nullptr;
+    found = PageOfRow(args.sequences, args.pages, row, args.errors);
   }
   __syncthreads();
   uint8_t* const page = found;

@@ -43,6 +43,14 @@ MARLIN_DEVICE void StoreCached(void* data, Element type, int64_t i, float value)
   }
 }
 
+/// StoreFour, also to a cache.
+MARLIN_DEVICE void StoreFourCached(void* data, Element type, int64_t at, const float4& v) {
+  if (type != Element::kE4M3) return StoreFour(data, type, at, v);
+  const uint32_t low = E4M3x4::FromFloats(v.x, v.y);
+  const uint32_t high = E4M3x4::FromFloats(v.z, v.w);
+  *reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(data) + at) = high << 16 | low;
+}
+
 /// Two codes as bf16 numbers, exactly.
 MARLIN_DEVICE uint32_t Bf16OfCodes(uint32_t codes) {
   const float2 values = F16x2::Unpack(HalvesOfCodes(codes));

@@ -96,6 +96,14 @@ MARLIN_DEVICE uint8_t* FindPage(const SequencesView& sequences, const PagesView&
   return page;
 }
 
+/// The page of a row's position. Null, with a record of why, if there is none.
+MARLIN_DEVICE uint8_t* PageOfRow(const SequencesView& sequences, const PagesView& pages, int row,
+                                 const ErrorView& errors) {
+  const int sequence = SequenceOf(sequences, row);
+  if (!CheckPosition(sequences, sequence, row, errors)) return nullptr;
+  return FindPage(sequences, pages, sequence, sequences.positions[row], errors);
+}
+
 /// A valid address, aligned to 16 bytes, for copies that read nothing.
 MARLIN_DEVICE const uint8_t* AnyAlignedAddress(const SequencesView& sequences) {
   return reinterpret_cast<const uint8_t*>(reinterpret_cast<uintptr_t>(sequences.positions) &

@@ -3,53 +3,24 @@
 //
 //   A warp has one head of a row at a time. Heads are numbered: queries, then keys, then values.
 //   RotateVectorsKernel holds a head of 64 or 128 features in registers, 2 or 4 adjacent ones per
-//   lane, and loads the next head meanwhile. In RotateAppendKernel, for all others, the features go
-//   through shared memory, because RoPE pairs features of different lanes.
+//   lane. In RotateAppendKernel, for all others, the features go through shared memory, because
+//   RoPE pairs features of different lanes. rotate_rows.cu is for many rows.
 #include <algorithm>
 
 #include "backends/cuda/attention/cache_codes.cuh"
 #include "backends/cuda/attention/head_math.cuh"
 #include "backends/cuda/attention/pages.cuh"
+#include "backends/cuda/attention/rotate_append_launch.h"
 #include "backends/cuda/common/chain.cuh"
-#include "backends/cuda/common/cuda_gemm.h"
 #include "backends/cuda/common/epilogue.cuh"
-#include "backends/cuda/decoder/views.h"
 #include "backends/cuda/rows/typed.cuh"
 
 namespace marlin::cuda {
 namespace {
 
 constexpr int kWarps = 4;
-/// From this many rows on, a warp takes several heads.
-constexpr int kManyRows = 256;
+/// Heads of a warp where there are many rows, at most.
 constexpr int kMostHeads = 4;
-
-/// Features of a head that a warp holds, at most.
-constexpr int kMostRotateFeatures = 512;
-
-/// The heads of a step's rows before attention; norms are null where there are none.
-struct RotateAppendArguments {
-  RowsView queries;  ///< [rows, heads] rows.
-  RowsView keys;     ///< [rows, kv_heads] rows, as the values.
-  RowsView values;
-  int heads = 0;
-  const void* query_norm = nullptr;
-  const void* key_norm = nullptr;
-  Element query_norm_type = Element::kF32;
-  Element key_norm_type = Element::kF32;
-  float epsilon = 0;
-  RotaryView rotary;
-  SequencesView sequences;
-  PagesView pages;
-  bool slabs_are_aligned = false;  ///< To 16 bytes.
-  ErrorView errors;
-};
-
-/// A value as a store to `type` rounds it.
-MARLIN_DEVICE float Rounded(float value, Element type) {
-  if (type == Element::kBf16) return __bfloat162float(__float2bfloat16_rn(value));
-  return type == Element::kF16 ? __half2float(__float2half_rn(value)) : value;
-}
 
 /// A head of a row: where it comes from, what it becomes, and where it goes.
 struct Head {
@@ -64,13 +35,6 @@ struct Head {
   Element to_type;
   int64_t to_at;
 };
-
-/// The page of a row's position. Null, with a record of why, if there is none.
-MARLIN_DEVICE uint8_t* PageOfRow(const RotateAppendArguments& args, int row) {
-  const int sequence = SequenceOf(args.sequences, row);
-  if (!CheckPosition(args.sequences, sequence, row, args.errors)) return nullptr;
-  return FindPage(args.sequences, args.pages, sequence, args.sequences.positions[row], args.errors);
-}
 
 /// Head `number` of a row; there is nowhere to store it without a page.
 MARLIN_DEVICE Head FindHead(const RotateAppendArguments& args, int row, int number) {
@@ -96,7 +60,7 @@ MARLIN_DEVICE Head FindHead(const RotateAppendArguments& args, int row, int numb
   head.norm = key ? args.key_norm : nullptr;
   head.norm_type = args.key_norm_type;
   head.rotates = key;
-  head.to = PageOfRow(args, row);
+  head.to = PageOfRow(args.sequences, args.pages, row, args.errors);
   head.to_type = pages.type;
   const int64_t place = static_cast<int64_t>(number) * pages.page_tokens +
                         args.sequences.positions[row] % pages.page_tokens;
@@ -185,7 +149,7 @@ __global__ void __launch_bounds__(kWarps * 32)
   const int lane = static_cast<int>(threadIdx.x) & 31;
   const auto row = static_cast<int>(blockIdx.x);
   if (row == 0 && blockIdx.y == 0) CheckFirstRows(args.sequences, args.errors);
-  const int heads = args.heads + 2 * args.pages.kv_heads;
+  const int heads = args.AllHeads();
   float* const features = memory + warp * max(args.pages.key_dim, args.pages.value_dim);
   const int position = args.sequences.positions[row];
   if (position < 0) {
@@ -319,90 +283,47 @@ __global__ void __launch_bounds__(kWarps * 32)
     if (lane == 0) RecordError(args.errors, ValueError::kPosition, position, row);
     return;
   }
-  const int heads = args.heads + 2 * args.pages.kv_heads;
-  const int step = static_cast<int>(gridDim.y) * kWarps;
-  int number = static_cast<int>(blockIdx.y) * kWarps + warp;
-  if (number >= heads) return;
-  Head head = FindHead(args, row, number);
+  const int number = static_cast<int>(blockIdx.y) * kWarps + warp;
+  if (number >= args.AllHeads()) return;
+  const Head head = FindHead(args, row, number);
   Adjacent<kCount> x = LoadAdjacent<kCount>(head, lane);
   const LaneRotations<kCount> rotations(args, position, lane);
-#pragma unroll 1
-  while (true) {
-    number += step;
-    const Head next = number < heads ? FindHead(args, row, number) : head;
-    const Adjacent<kCount> loaded = LoadAdjacent<kCount>(next, lane);
-    if (head.norm != nullptr) NormalizeAdjacent(head, args.epsilon, lane, &x);
-    if (head.rotates) RotateAdjacent(rotations, lane, &x);
-    if (head.to != nullptr) StoreAdjacent(head, lane, x);
-    if (number >= heads) return;
-    head = next;
-    x = loaded;
-  }
+  if (head.norm != nullptr) NormalizeAdjacent(head, args.epsilon, lane, &x);
+  if (head.rotates) RotateAdjacent(rotations, lane, &x);
+  if (head.to != nullptr) StoreAdjacent(head, lane, x);
 }
 
-/// Whether RotateVectorsKernel takes the heads: of 64 or 128 features, rotated as halves, in fp32,
-/// at multiples of 16 bytes.
+/// Whether RotateVectorsKernel takes the heads: vectors of 64 or 128 features, rotated as halves.
 bool TakesVectors(const RotateAppendArguments& args) {
-  const PagesView& pages = args.pages;
-  const auto aligned = [](const RowsView& rows) {
-    return rows.type == Element::kF32 && reinterpret_cast<uintptr_t>(rows.data) % 16 == 0 &&
-           rows.stride % 4 == 0 && rows.inner_stride % 4 == 0;
-  };
-  return (pages.key_dim == 64 || pages.key_dim == 128) && pages.value_dim == pages.key_dim &&
-         !args.rotary.interleaved && 2 * args.rotary.pairs == pages.key_dim &&
-         pages.page_stride % 4 == 0 && pages.first_element % 4 == 0 && args.slabs_are_aligned &&
-         aligned(args.queries) && aligned(args.keys) && aligned(args.values);
+  const int features = args.pages.key_dim;
+  return (features == 64 || features == 128) && !args.rotary.interleaved &&
+         2 * args.rotary.pairs == features && HasVectorHeads(args);
 }
 
-/// Precondition: key_dim is at most kMostRotateFeatures.
-cudaError_t LaunchRotateAppend(const RotateAppendArguments& args, cudaStream_t stream) {
-  const int heads = args.heads + 2 * args.pages.kv_heads;
-  // In decode a warp takes one head; in prefill it takes several, which share sines and cosines.
-  const int most = args.sequences.rows < kManyRows ? 1 : kMostHeads;
-  const dim3 grid(static_cast<unsigned>(args.sequences.rows),
-                  static_cast<unsigned>((heads + kWarps * most - 1) / (kWarps * most)));
-  if (TakesVectors(args)) {
-    const auto kernel =
-        args.pages.key_dim == 64 ? &RotateVectorsKernel<2> : &RotateVectorsKernel<4>;
-    return LaunchInChain(kernel, grid, kWarps * 32, 0, stream, args);
-  }
-  const int features = std::max(args.pages.key_dim, args.pages.value_dim);
-  const int bytes = kWarps * features * int{sizeof(float)};
-  return LaunchInChain(&RotateAppendKernel, grid, kWarps * 32, bytes, stream, args);
+/// CTAs for the heads of a row, of whose warps each takes `of_warp` heads.
+dim3 GridOf(const RotateAppendArguments& args, int of_warp) {
+  const int of_block = kWarps * of_warp;
+  return {static_cast<unsigned>(args.sequences.rows),
+          static_cast<unsigned>((args.AllHeads() + of_block - 1) / of_block)};
 }
 
 }  // namespace
 
-template <>
-cudaError_t Load<RotateAndAppendCall>() {
+cudaError_t LoadRotateAppend() {
   return PrepareKernels(&RotateAppendKernel, &RotateVectorsKernel<2>, &RotateVectorsKernel<4>);
 }
 
-int64_t WorkspaceBytes(const RotateAndAppendCall& call, const DeviceShape& /*device*/) {
-  return SlabTableBytes(call.cache);
-}
-
-Status Run(const RotateAndAppendCall& call, const CallContext& context) {
-  if (call.cache.key_dim > kMostRotateFeatures) {
-    return RunUnfused(call, [&](const auto& part) { return Run(part, context); });
+cudaError_t LaunchRotateAppend(const RotateAppendArguments& args, cudaStream_t stream) {
+  if (TakesVectors(args)) {
+    const auto kernel =
+        args.pages.key_dim == 64 ? &RotateVectorsKernel<2> : &RotateVectorsKernel<4>;
+    return LaunchInChain(kernel, GridOf(args, 1), kWarps * 32, 0, stream, args);
   }
-  RotateAppendArguments args;
-  args.queries = RowsOf(call.heads.queries);
-  args.keys = RowsOf(call.heads.keys);
-  args.values = RowsOf(call.heads.values);
-  args.heads = static_cast<int>(call.heads.queries.dim(1));
-  args.query_norm = call.norms.queries.data();
-  args.query_norm_type = ElementOf(call.norms.queries.dtype());
-  args.key_norm = call.norms.keys.data();
-  args.key_norm_type = ElementOf(call.norms.keys.dtype());
-  args.epsilon = call.norms.epsilon;
-  args.rotary = RotaryOf(call.rotary);
-  args.sequences = SequencesOf(call.rows);
-  args.slabs_are_aligned = SlabsAreAligned(call.cache);
-  args.errors = context.errors;
-  cudaError_t error = PagesOf(call.cache, context, &args.pages);
-  if (error == cudaSuccess) error = LaunchRotateAppend(args, context.stream);
-  return context.Check(error, "rotate_append");
+  // In decode a warp takes one head; in prefill it takes several, which share sines and cosines.
+  const int most = args.sequences.rows < kManyRotateRows ? 1 : kMostHeads;
+  const int features = std::max(args.pages.key_dim, args.pages.value_dim);
+  const int bytes = kWarps * features * int{sizeof(float)};
+  return LaunchInChain(&RotateAppendKernel, GridOf(args, most), kWarps * 32, bytes, stream, args);
 }
 
 }  // namespace marlin::cuda

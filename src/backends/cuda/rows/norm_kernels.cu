@@ -1,12 +1,11 @@
 // RMS norm of rows, with or without a residual addition before it. Squares are added in double, as
-// in the CPU's norm.
+// in the CPU's norm. norm_rows.cu is for many rows.
 #include <algorithm>
 
 #include "backends/cuda/attention/head_math.cuh"
 #include "backends/cuda/common/chain.cuh"
-#include "backends/cuda/common/cuda_gemm.h"
 #include "backends/cuda/common/epilogue.cuh"
-#include "backends/cuda/decoder/views.h"
+#include "backends/cuda/rows/norm_launch.h"
 #include "backends/cuda/rows/typed.cuh"
 
 namespace marlin::cuda {
@@ -20,17 +19,6 @@ constexpr int kNarrowThreads = 256;
 constexpr int kNarrowColumns = 512;
 /// Elements of a row that a thread keeps in registers, so that they are read once and at once.
 constexpr int kKept = 16;
-
-/// out = norm(x), after x += block if there is one.
-struct RmsNormArguments {
-  RowsView x;
-  RowsView block;  ///< Null data: none.
-  RowsView out;
-  const void* weight = nullptr;
-  Element weight_type = Element::kF32;
-  int columns = 0;
-  float epsilon = 0;
-};
 
 MARLIN_DEVICE float Load(const RowsView& view, int64_t row, int64_t column) {
   return LoadFloat(view.data, view.type, view.At(row) + column);
@@ -72,15 +60,23 @@ MARLIN_DEVICE void LoadKept(const void* data, Element type, int64_t first, int c
   });
 }
 
-/// x + block, rounded to the type of x, which receives it.
-MARLIN_DEVICE float AddInPlace(const RmsNormArguments& args, int64_t row, int64_t column, float x,
-                               float block) {
-  Store(args.x, row, column, x + block);
-  return args.x.type == Element::kF32 ? x + block : Load(args.x, row, column);
+/// Stores what LoadKept loads.
+template <int kRowThreads>
+MARLIN_DEVICE void StoreKept(const RowsView& to, int64_t row, int columns, int thread,
+                             const float (&kept)[kKept]) {
+  WithType(to.type, [&](auto element) {
+    using T = decltype(element);
+    auto* const data = static_cast<T*>(to.data) + to.At(row);
+#pragma unroll
+    for (int j = 0; j < kKept; ++j) {
+      const int i = thread + j * kRowThreads;
+      if (i < columns) data[i] = FromFloat<T>(kept[j]);
+    }
+  });
 }
 
 template <int kRowThreads, int kThreads, bool kAdds>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 1)
     RmsNormKernel(const __grid_constant__ RmsNormArguments args) {
   __shared__ double sums[kThreads / 32];
   constexpr int kRows = kThreads / kRowThreads;
@@ -98,26 +94,25 @@ __global__ void __launch_bounds__(kThreads)
       LoadKept<kRowThreads>(args.block.data, args.block.type, args.block.At(row), args.columns,
                             thread, block);
 #pragma unroll
-      for (int j = 0; j < kKept; ++j) {
-        const int i = thread + j * kRowThreads;
-        if (i < args.columns) kept[j] = AddInPlace(args, row, i, kept[j], block[j]);
-      }
+      for (int j = 0; j < kKept; ++j) kept[j] = Rounded(kept[j] + block[j], args.x.type);
+      StoreKept<kRowThreads>(args.x, row, args.columns, thread, kept);
     }
     double squares = 0;
 #pragma unroll
     for (int j = 0; j < kKept; ++j) squares += static_cast<double>(kept[j]) * kept[j];
     for (int i = thread + kKept * kRowThreads; i < args.columns; i += kRowThreads) {
       float value = Load(args.x, row, i);
-      if (kAdds) value = AddInPlace(args, row, i, value, Load(args.block, row, i));
+      if (kAdds) {
+        value = Rounded(value + Load(args.block, row, i), args.x.type);
+        Store(args.x, row, i, value);
+      }
       squares += static_cast<double>(value) * value;
     }
     const double mean = SumOverRow<kRowThreads>(squares, sums) / args.columns;
     const float factor = RmsFactor(mean, args.epsilon);
 #pragma unroll
-    for (int j = 0; j < kKept; ++j) {
-      const int i = thread + j * kRowThreads;
-      if (i < args.columns) Store(args.out, row, i, kept[j] * factor * weights[j]);
-    }
+    for (int j = 0; j < kKept; ++j) kept[j] = kept[j] * factor * weights[j];
+    StoreKept<kRowThreads>(args.out, row, args.columns, thread, kept);
     for (int i = thread + kKept * kRowThreads; i < args.columns; i += kRowThreads) {
       const float weight = LoadFloat(args.weight, args.weight_type, i);
       Store(args.out, row, i, Load(args.x, row, i) * factor * weight);
@@ -147,17 +142,6 @@ __global__ void __launch_bounds__(kWideThreads)
 constexpr int kVectorThreads = 512;
 constexpr int kVectors = 4;
 constexpr int kVectorColumns = kVectorThreads * kVectors * 4;
-
-MARLIN_DEVICE void StoreFour(const RowsView& out, int64_t at, const float4& v) {
-  if (out.type == Element::kF32) {
-    *reinterpret_cast<float4*>(static_cast<float*>(out.data) + at) = v;
-    return;
-  }
-  const bool bf16 = out.type == Element::kBf16;
-  const uint2 packed = {bf16 ? Bf16x2::Pack(v.x, v.y) : F16x2::Pack(v.x, v.y),
-                        bf16 ? Bf16x2::Pack(v.z, v.w) : F16x2::Pack(v.z, v.w)};
-  *reinterpret_cast<uint2*>(static_cast<uint16_t*>(out.data) + at) = packed;
-}
 
 template <bool kAdds>
 __global__ void __launch_bounds__(kVectorThreads)
@@ -207,7 +191,7 @@ __global__ void __launch_bounds__(kVectorThreads)
       if (i >= quads) break;
       const float4& v = kept[j];
       const float4& w = weight[j];
-      StoreFour(args.out, to + 4 * i,
+      StoreFour(args.out.data, args.out.type, to + 4 * i,
                 {v.x * factor * w.x, v.y * factor * w.y, v.z * factor * w.z, v.w * factor * w.w});
     }
   }
@@ -217,26 +201,11 @@ dim3 GridOf(int64_t rows) {
   return {static_cast<unsigned>(std::clamp<int64_t>(rows, 1, kMostBlocks))};
 }
 
-/// Whether rows of a view begin at multiples of `bytes`.
-bool RowsAreAligned(const RowsView& view, int64_t bytes) {
-  const int64_t element = view.type == Element::kF32 ? 4 : 2;
-  return reinterpret_cast<uintptr_t>(view.data) % static_cast<uintptr_t>(bytes) == 0 &&
-         view.stride * element % bytes == 0;
-}
-
-bool IsVectorNorm(const RmsNormArguments& args) {
-  const bool f32 = args.x.type == Element::kF32 && args.weight_type == Element::kF32 &&
-                   (args.block.data == nullptr || args.block.type == Element::kF32);
-  const int64_t out_bytes = args.out.type == Element::kF32 ? 16 : 8;
-  return f32 && args.x.inner == 1 && args.columns % 4 == 0 && args.columns > kNarrowColumns &&
-         args.columns <= kVectorColumns && RowsAreAligned(args.x, 16) &&
-         RowsAreAligned(args.block, 16) && RowsAreAligned(args.out, out_bytes) &&
-         reinterpret_cast<uintptr_t>(args.weight) % 16 == 0;
-}
+}  // namespace
 
 cudaError_t LaunchNorm(const RmsNormArguments& args, cudaStream_t stream) {
   const bool adds = args.block.data != nullptr;
-  if (IsVectorNorm(args)) {
+  if (args.columns > kNarrowColumns && args.columns <= kVectorColumns && HasVectorRows(args)) {
     const auto kernel = adds ? &VectorNormKernel<true> : &VectorNormKernel<false>;
     return LaunchInChain(kernel, GridOf(args.x.rows), kVectorThreads, 0, stream, args);
   }
@@ -252,48 +221,17 @@ cudaError_t LaunchNorm(const RmsNormArguments& args, cudaStream_t stream) {
                        args);
 }
 
-RmsNormArguments ArgumentsOf(const TensorView& x, const RowsView& block, const TensorView& weight,
-                             float epsilon, const TensorView& out) {
-  return {RowsOf(x),
-          block,
-          RowsOf(out),
-          weight.data(),
-          ElementOf(weight.dtype()),
-          static_cast<int>(weight.dim(0)),
-          epsilon};
-}
-
-}  // namespace
-
-template <>
-cudaError_t Load<RmsNormCall>() {
+cudaError_t LoadNorm() {
   return PrepareKernels(
       &RmsNormKernel<kWideThreads, kWideThreads, false>,
       &RmsNormKernel<kWideThreads, kWideThreads, true>, &RmsNormKernel<32, kNarrowThreads, false>,
       &RmsNormKernel<32, kNarrowThreads, true>, &VectorNormKernel<false>, &VectorNormKernel<true>);
 }
 
-template <>
-cudaError_t Load<CenterRowsCall>() {
-  return PrepareKernels(&CenterRowsKernel);
-}
+cudaError_t LoadCenterRows() { return PrepareKernels(&CenterRowsKernel); }
 
-Status Run(const CenterRowsCall& call, const CallContext& context) {
-  const RowsView x = RowsOf(call.x);
-  const auto blocks = static_cast<unsigned>(std::min(x.rows, kMostBlocks));
-  return context.Launch("center", &CenterRowsKernel, dim3(blocks), kWideThreads, x,
-                        static_cast<int>(call.x.dim(1)));
-}
-
-Status Run(const RmsNormCall& call, const CallContext& context) {
-  const RmsNormArguments args = ArgumentsOf(call.x, {}, call.weight, call.epsilon, call.out);
-  return context.Check(LaunchNorm(args, context.stream), "norm");
-}
-
-Status Run(const AddRmsNormCall& call, const CallContext& context) {
-  const RmsNormArguments args =
-      ArgumentsOf(call.residual, RowsOf(call.block), call.weight, call.epsilon, call.out);
-  return context.Check(LaunchNorm(args, context.stream), "norm");
+cudaError_t LaunchCenterRows(const RowsView& x, int columns, cudaStream_t stream) {
+  return LaunchInChain(&CenterRowsKernel, GridOf(x.rows), kWideThreads, 0, stream, x, columns);
 }
 
 }  // namespace marlin::cuda

@@ -5,6 +5,7 @@
 #include "backends/cuda/common/chain.cuh"
 #include "backends/cuda/common/epilogue.cuh"
 #include "backends/cuda/decoder/views.h"
+#include "backends/cuda/rows/copy_rows.cuh"
 #include "backends/cuda/rows/record_error.cuh"
 
 namespace marlin::cuda {
@@ -45,31 +46,6 @@ MARLIN_DEVICE float Load(const RowsView& view, int64_t row, int64_t column) {
 }
 MARLIN_DEVICE void Store(const RowsView& view, int64_t row, int64_t column, float value) {
   StoreFloat(view.data, view.type, view.At(row) + column, value);
-}
-
-/// out[r] = from[ids[r]], or from[r] without ids.
-struct CopyRowsArguments {
-  RowsView from;
-  RowsView out;
-  IndexView ids;
-  int64_t columns = 0;
-  ErrorView errors;
-};
-
-__global__ void __launch_bounds__(kThreads)
-    CopyRowsKernel(const __grid_constant__ CopyRowsArguments args) {
-  EnterChain();
-  ForElements(args.out.rows, args.columns, [&](int64_t row, int64_t column) {
-    int64_t from = row;
-    if (args.ids.data != nullptr) {
-      from = args.ids.At(row);
-      if (from < 0 || from >= args.from.rows) {
-        RecordError(args.errors, ValueError::kIds, from, row, args.from.rows);
-        return;
-      }
-    }
-    Store(args.out, row, column, Load(args.from, from, column));
-  });
 }
 
 /// x += scale * y.
@@ -210,11 +186,20 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+Status CopyRows(const CopyRowsArguments& args, const char* name, const CallContext& context) {
+  static_assert(kCopyThreads == kThreads);
+  constexpr int64_t kManyRows = 64;
+  const bool many = args.out.rows >= kManyRows && CopiesQuads(args);
+  const dim3 grid = GridOf(args.out.rows, many ? args.columns / 4 : args.columns);
+  return context.Launch(name, many ? &CopyRowsKernel<4> : &CopyRowsKernel<1>, grid, kCopyThreads,
+                        args);
+}
+
 }  // namespace
 
 template <>
 cudaError_t Load<LookUpRowsCall>() {
-  return PrepareKernels(&CopyRowsKernel);
+  return PrepareKernels(&CopyRowsKernel<1>, &CopyRowsKernel<4>);
 }
 template <>
 cudaError_t Load<AddToCall>() {
@@ -251,17 +236,14 @@ cudaError_t Load<ScaleByPositionCall>() {
 }
 
 Status Run(const LookUpRowsCall& call, const CallContext& context) {
-  const CopyRowsArguments args = {RowsOf(call.table), RowsOf(call.out), IndicesOf(call.ids),
-                                  call.out.dim(1), context.errors};
-  return context.Launch("lookup", &CopyRowsKernel, GridOf(args.out.rows, args.columns), kThreads,
-                        args);
+  return CopyRows(
+      {RowsOf(call.table), RowsOf(call.out), IndicesOf(call.ids), call.out.dim(1), context.errors},
+      "lookup", context);
 }
 
 Status Run(const ConvertCall& call, const CallContext& context) {
-  const CopyRowsArguments args = {
-      RowsOf(call.x), RowsOf(call.out), {}, call.x.dim(call.x.rank() - 1), {}};
-  return context.Launch("convert", &CopyRowsKernel, GridOf(args.out.rows, args.columns), kThreads,
-                        args);
+  return CopyRows({RowsOf(call.x), RowsOf(call.out), {}, call.x.dim(call.x.rank() - 1), {}},
+                  "convert", context);
 }
 
 Status Run(const AddToCall& call, const CallContext& context) {

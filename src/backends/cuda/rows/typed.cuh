@@ -31,6 +31,12 @@ MARLIN_DEVICE T FromFloat(float value) {
   }
 }
 
+/// A value as a store to `type` rounds it.
+MARLIN_DEVICE float Rounded(float value, Element type) {
+  if (type == Element::kBf16) return __bfloat162float(__float2bfloat16_rn(value));
+  return type == Element::kF16 ? __half2float(__float2half_rn(value)) : value;
+}
+
 /// Stores two numbers at an address aligned to both.
 template <typename T>
 MARLIN_DEVICE void StorePair(T* to, float low, float high) {
@@ -41,6 +47,30 @@ MARLIN_DEVICE void StorePair(T* to, float low, float high) {
   } else {
     *reinterpret_cast<uint32_t*>(to) = F16x2::Pack(low, high);
   }
+}
+
+/// Four adjacent numbers, at a multiple of four of them.
+MARLIN_DEVICE float4 LoadFour(const void* data, Element type, int64_t at) {
+  if (type == Element::kF32) {
+    return *reinterpret_cast<const float4*>(static_cast<const float*>(data) + at);
+  }
+  const uint2 packed = *reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(data) + at);
+  const bool bf16 = type == Element::kBf16;
+  const float2 low = bf16 ? Bf16x2::Unpack(packed.x) : F16x2::Unpack(packed.x);
+  const float2 high = bf16 ? Bf16x2::Unpack(packed.y) : F16x2::Unpack(packed.y);
+  return {low.x, low.y, high.x, high.y};
+}
+
+/// Stores four adjacent numbers, at a multiple of four of them.
+MARLIN_DEVICE void StoreFour(void* data, Element type, int64_t at, const float4& v) {
+  if (type == Element::kF32) {
+    *reinterpret_cast<float4*>(static_cast<float*>(data) + at) = v;
+    return;
+  }
+  const bool bf16 = type == Element::kBf16;
+  const uint2 packed = {bf16 ? Bf16x2::Pack(v.x, v.y) : F16x2::Pack(v.x, v.y),
+                        bf16 ? Bf16x2::Pack(v.z, v.w) : F16x2::Pack(v.z, v.w)};
+  *reinterpret_cast<uint2*>(static_cast<uint16_t*>(data) + at) = packed;
 }
 
 /// Calls run(T()) with the type of an element.

@@ -307,13 +307,11 @@ Status CudaExperts::RunGemv(const Pass& pass, const ExpertLaunch& launch, const 
 
 Status CudaExperts::Stage(const Pass& pass, const ExpertLaunch& launch, const ExpertRows& rows,
                           Element type) const {
-  StageRowsArguments stage;
-  stage.rows = rows;
-  stage.slots = pass.slots;
-  stage.members = launch.members.data();
-  stage.k = static_cast<int>(launch.k);
-  stage.out = pass.staged;
-  stage.type = type;
+  const OwnSortArguments& sort = own_sort_;
+  const StageRowsArguments stage = {
+      rows,        pass.slots,  pass.call.ids,         sort.tokens,
+      sort.top_k,  sort.shared, launch.members.data(), static_cast<int>(launch.k),
+      pass.staged, type};
   const int64_t rows_per_expert = CeilDivide(slots_, experts());
   return Check(LaunchStageRows(stage, static_cast<int>(rows_per_expert), pass.stream), "moe_stage");
 }

@@ -221,10 +221,14 @@ struct ExpertExactArguments {
   int64_t out_stride = 0;
 };
 
-/// Gathers rows, or computes the gated activation of rows, in the order of the slots.
+/// Copies the rows of tokens to their slots, or computes the gated activations of the slots' rows.
 struct StageRowsArguments {
   ExpertRows rows;
   SlotsView slots;
+  const int32_t* ids = nullptr;  ///< [tokens, top_k]
+  int tokens = 0;
+  int top_k = 0;
+  bool shared = false;
   const uint8_t* members = nullptr;  ///< [experts + 1]: whether the launch has one of its matrices.
   int k = 0;
   void* out = nullptr;  ///< [slots, StagedStride(k)]
@@ -248,6 +252,7 @@ struct SumArguments {
   void* out = nullptr;
   int64_t out_stride = 0;
   Element out_type = Element::kBf16;
+  bool quads = false;  ///< Rows of `out` are stored four columns at a time.
 };
 
 /// The kernels of plan/instances.def. The GEMV kernel's parameter is an ExpertGemvArguments.

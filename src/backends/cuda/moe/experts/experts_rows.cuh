@@ -8,16 +8,6 @@
 
 namespace marlin::cuda {
 
-/// Element k of a slot's row; `token`: SlotsView::token.
-MARLIN_DEVICE float LoadRowElement(const ExpertRows& rows, const int* token, int slot, int columns,
-                                   int k) {
-  if (rows.gated) {
-    const float* const row = static_cast<const float*>(rows.data) + slot * rows.stride;
-    return GateProduct(rows.gate, row[k], row[columns + k]);
-  }
-  return LoadFloat(rows.data, rows.type, token[slot] * rows.stride + k);
-}
-
 MARLIN_DEVICE bool IsAligned16(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
 /// Elements `first` to first + 7 of the rows, of which the last ones may be zeros.
@@ -42,30 +32,43 @@ MARLIN_DEVICE void LoadEight(const ExpertRows& rows, int64_t first, int count, f
   }
 }
 
-/// Elements k to k + 7 of a slot's row; zeros from element `columns` on.
-MARLIN_DEVICE void LoadEightOfRow(const ExpertRows& rows, const int* token, int slot, int columns,
-                                  int k, float (&values)[8]) {
-  const int64_t first = (rows.gated ? slot : token[slot]) * rows.stride + k;
+/// Elements k to k + 7 of a slot's gated row; zeros from element `columns` on.
+MARLIN_DEVICE void LoadEightGated(const ExpertRows& rows, int slot, int columns, int k,
+                                  float (&values)[8]) {
+  const int64_t first = slot * rows.stride + k;
   LoadEight(rows, first, columns - k, values);
-  if (!rows.gated) return;
   float ups[8];
   LoadEight(rows, first + columns, columns - k, ups);
   ReplaceByProducts<false>(rows.gate, values, ups);
 }
 
-/// Elements k to k + 7 of a slot's row as operands; zeros from element `columns` on.
 template <typename T>
-MARLIN_DEVICE uint4 LoadEightOfRow(const ExpertRows& rows, const int* token, int slot, int columns,
-                                   int k) {
-  const Element own = T::kIsBf16 ? Element::kBf16 : Element::kF16;
-  if (!rows.gated && rows.type == own && k + 8 <= columns) {
-    const auto* from = static_cast<const uint16_t*>(rows.data) + token[slot] * rows.stride + k;
+MARLIN_DEVICE uint4 PackEight(const float (&values)[8]) {
+  return {T::Pack(values[0], values[1]), T::Pack(values[2], values[3]),
+          T::Pack(values[4], values[5]), T::Pack(values[6], values[7])};
+}
+
+/// Elements `first` to first + 7 of the rows, not gated, as operands; zeros from `count` on.
+template <typename T>
+MARLIN_DEVICE uint4 LoadOperands(const ExpertRows& rows, int64_t first, int count) {
+  if (rows.type == (T::kIsBf16 ? Element::kBf16 : Element::kF16) && count >= 8) {
+    const auto* const from = static_cast<const uint16_t*>(rows.data) + first;
     if (IsAligned16(from)) return *reinterpret_cast<const uint4*>(from);
   }
   float values[8];
-  LoadEightOfRow(rows, token, slot, columns, k, values);
-  return {T::Pack(values[0], values[1]), T::Pack(values[2], values[3]),
-          T::Pack(values[4], values[5]), T::Pack(values[6], values[7])};
+  LoadEight(rows, first, count, values);
+  return PackEight<T>(values);
+}
+
+/// Elements k to k + 7 of a slot's row as operands; zeros from element `columns` on. `token`:
+/// SlotsView::token.
+template <typename T>
+MARLIN_DEVICE uint4 LoadEightOfRow(const ExpertRows& rows, const int* token, int slot, int columns,
+                                   int k) {
+  if (!rows.gated) return LoadOperands<T>(rows, token[slot] * rows.stride + k, columns - k);
+  float values[8];
+  LoadEightGated(rows, slot, columns, k, values);
+  return PackEight<T>(values);
 }
 
 }  // namespace marlin::cuda

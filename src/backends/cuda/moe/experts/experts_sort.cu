@@ -75,8 +75,10 @@ struct SortMemory {
 
 MARLIN_DEVICE int Part() { return static_cast<int>(blockIdx.x); }
 
-/// Waits for earlier work and counts this CTA's selections, per warp and expert.
-MARLIN_DEVICE SelectionRun CountSelections(const SortArguments& args, const SortMemory& memory) {
+/// Counts this CTA's selections, per warp and expert, when earlier work is done, unless their ids
+/// were there `early`.
+MARLIN_DEVICE SelectionRun CountSelections(const SortArguments& args, const SortMemory& memory,
+                                           bool early) {
   const int experts = args.slots.experts;
   const int thread = static_cast<int>(threadIdx.x);
   const int warp = thread >> 5;
@@ -85,8 +87,10 @@ MARLIN_DEVICE SelectionRun CountSelections(const SortArguments& args, const Sort
     memory.counts[i] = 0;
   }
   if (thread == 0) *memory.first_bad = kNoneBad;
-  WaitForEarlierWork();
-  TriggerDependentLaunch();
+  if (!early) {
+    WaitForEarlierWork();
+    TriggerDependentLaunch();
+  }
   __syncthreads();
   int32_t* const mine = memory.counts + warp * experts;
   const SelectionRun run(args, Part() * args.warps + warp, lane);
@@ -101,6 +105,36 @@ MARLIN_DEVICE SelectionRun CountSelections(const SortArguments& args, const Sort
   return run;
 }
 
+/// Counts of warps that are read together.
+constexpr int kWarpsAtOnce = 8;
+
+/// An expert's selections in all warps.
+MARLIN_DEVICE int SumOfWarps(const SortArguments& args, const int32_t* counts, int expert) {
+  int sum = 0;
+#pragma unroll kWarpsAtOnce
+  for (int w = 0; w < args.warps; ++w) sum += counts[w * args.slots.experts + expert];
+  return sum;
+}
+
+/// Replaces an expert's counts by the first slots of every warp, of which `next` is the first.
+MARLIN_DEVICE void ReplaceBySlots(const SortArguments& args, int32_t* counts, int expert,
+                                  int next) {
+  const int experts = args.slots.experts;
+  for (int from = 0; from < args.warps; from += kWarpsAtOnce) {
+    int32_t* const of_warps = counts + from * experts + expert;
+    int of[kWarpsAtOnce];
+#pragma unroll
+    for (int w = 0; w < kWarpsAtOnce; ++w) {
+      of[w] = from + w < args.warps ? of_warps[w * experts] : 0;
+    }
+#pragma unroll
+    for (int w = 0; w < kWarpsAtOnce; ++w) {
+      if (from + w < args.warps) of_warps[w * experts] = next;
+      next += of[w];
+    }
+  }
+}
+
 /// An expert's selections in all parts, and in those before this one.
 struct ExpertCount {
   int all = 0;
@@ -111,10 +145,10 @@ MARLIN_DEVICE ExpertCount CountOf(const SortArguments& args, const int32_t* coun
   const int experts = args.slots.experts;
   ExpertCount count;
   if (args.parts == 1) {
-    for (int w = 0; w < args.warps; ++w) count.all += counts[w * experts + expert];
+    count.all = SumOfWarps(args, counts, expert);
     return count;
   }
-#pragma unroll 8
+#pragma unroll 16
   for (int p = 0; p < args.parts; ++p) {
     const int there = args.part_counts[p * (experts + 1) + expert];
     count.all += there;
@@ -132,18 +166,16 @@ MARLIN_DEVICE void ScanCounts(const SortArguments& args, const SortMemory& memor
   const int per_thread = (experts + threads - 1) / threads;
   const int first = min(thread * per_thread, experts);
   const int end = min(first + per_thread, experts);
-  int mine = 0;
-  for (int e = first; e < end; ++e) mine += CountOf(args, memory.counts, e).all;
+  // A thread mostly has one expert, or none.
+  ExpertCount of_first;
+  if (first < end) of_first = CountOf(args, memory.counts, first);
+  int mine = of_first.all;
+  for (int e = first + 1; e < end; ++e) mine += CountOf(args, memory.counts, e).all;
   int slot = SumBefore(mine, memory.warp_sums);
   for (int e = first; e < end; ++e) {
-    const ExpertCount count = CountOf(args, memory.counts, e);
+    const ExpertCount count = e == first ? of_first : CountOf(args, memory.counts, e);
     if (Part() == 0) args.slots.begin[e] = slot;
-    int next = slot + count.before;
-    for (int w = 0; w < args.warps; ++w) {
-      const int of_warp = memory.counts[w * experts + e];
-      memory.counts[w * experts + e] = next;
-      next += of_warp;
-    }
+    ReplaceBySlots(args, memory.counts, e, slot + count.before);
     slot += count.all;
   }
   if (thread == threads - 1) {
@@ -170,13 +202,11 @@ __global__ void __launch_bounds__(kMaxSortWarps * 32)
     CountKernel(const __grid_constant__ SortArguments args) {
   extern __shared__ int32_t shared[];
   const SortMemory memory(args, shared);
-  CountSelections(args, memory);
+  CountSelections(args, memory, false);
   const int experts = args.slots.experts;
   int32_t* const to = args.part_counts + Part() * (experts + 1);
   for (int e = static_cast<int>(threadIdx.x); e < experts; e += static_cast<int>(blockDim.x)) {
-    int count = 0;
-    for (int w = 0; w < args.warps; ++w) count += memory.counts[w * experts + e];
-    to[e] = count;
+    to[e] = SumOfWarps(args, memory.counts, e);
   }
   if (threadIdx.x == 0) to[experts] = *memory.first_bad;
 }
@@ -188,7 +218,13 @@ __global__ void __launch_bounds__(kMaxSortWarps * 32)
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread & 31;
   int32_t* const mine = memory.counts + (thread >> 5) * args.slots.experts;
-  const SelectionRun run = CountSelections(args, memory);
+  // The counting kernel lets this one begin when it has waited for the ids.
+  const bool early = args.parts > 1;
+  const SelectionRun run = CountSelections(args, memory, early);
+  if (early) {
+    WaitForEarlierWork();
+    TriggerDependentLaunch();
+  }
   if (thread == 0 && Part() == 0) ReportFirstBad(args, *memory.first_bad);
   ScanCounts(args, memory);
   run.ForEach(

@@ -1,0 +1,1 @@
+#include "backends/cuda/moe/experts/experts_sort.cu"

@@ -1,0 +1,1 @@
+#include "backends/cuda/rows/norm_rows.cu"

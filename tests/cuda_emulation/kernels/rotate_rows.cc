@@ -1,0 +1,1 @@
+#include "backends/cuda/attention/rotate_rows.cu"
