@@ -176,7 +176,7 @@ class Producer {
   /// Keys [first, first + 64), of which `from` is the first row; zeros for keys that no row of the
   /// tile sees.
   MARLIN_DEVICE void CopyPage(const uint8_t* from, int first, int features, uint32_t to) const {
-    const int units = features / 8;
+    const int units = features / kUnit;
     const int width = units <= 8 ? 8 : 16;
     const int thread = static_cast<int>(threadIdx.x);
     const int row = thread / width;
@@ -186,8 +186,8 @@ class Producer {
     const int end = (from == nullptr ? 0 : visible_.end - first) - row;
 #pragma unroll 1
     for (int unit = thread & (width - 1); unit < units; unit += width) {
-      const uint8_t* source = from + (row * features + unit * 8) * kElement;
-      uint32_t target = to + PlaceInPanels(Shape::kKeys, row, unit);
+      const uint8_t* source = from + (row * features + unit * kUnit) * kElement;
+      uint32_t target = to + PlaceInPanels(Shape::kKeys, row, unit * (kUnit / 8));
 #pragma unroll 1
       for (int i = 0; i < kPageKeys; i += kBatch * step) {
         CopyRows(source, target, step, features * kElement, begin - i, end - i);
@@ -197,23 +197,26 @@ class Producer {
     }
   }
 
-  static constexpr int kBatch = 4;  ///< Rows whose codes are in flight together.
+  static constexpr int kUnit = 16 / kElement;  ///< Elements that a thread copies of a row.
+  static constexpr int kBatch = 4;             ///< Rows whose codes are in flight together.
   static_assert(kPageKeys % (kBatch * 16) == 0);
 
   /// Copies a unit of kBatch rows that are `step` rows apart. Those at [begin, end) are seen.
   MARLIN_DEVICE void CopyRows(const uint8_t* from, uint32_t to, int step, int row_bytes, int begin,
                               int end) const {
     if constexpr (kFp8) {
-      uint2 codes[kBatch];
+      uint4 codes[kBatch];
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         const bool seen = i * step >= begin && i * step < end;
-        codes[i] =
-            seen ? *reinterpret_cast<const uint2*>(from + i * step * row_bytes) : make_uint2(0, 0);
+        codes[i] = seen ? *reinterpret_cast<const uint4*>(from + i * step * row_bytes) : uint4();
       }
+      // Two units of a row, whose places differ in one bit of the swizzle.
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        StoreShared16(to + i * step * kPanelRowBytes, WidenCodes(codes[i]));
+        const uint32_t row = to + i * step * kPanelRowBytes;
+        StoreShared16(row, WidenCodes({codes[i].x, codes[i].y}));
+        StoreShared16(row ^ 16, WidenCodes({codes[i].z, codes[i].w}));
       }
     } else {
       const uint8_t* const anywhere = AnyAlignedAddress(args_.sequences);
