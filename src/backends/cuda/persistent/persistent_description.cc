@@ -96,12 +96,14 @@ PersistentDelta DeltaOf(const GatedDeltaStep& step) {
 
 Support PersistentDescription::AddLayer(const LayerSteps& steps, int64_t hidden) {
   if (const Support support = SupportsLayer(steps, hidden); !support.ok()) return support;
+  if (steps.latent != nullptr) return AddProjections(*steps.latent);
   if (steps.attention != nullptr) {
     const Support support = SetAttention(*steps.attention, hidden);
     if (!support.ok()) return support;
   }
   shape_.features = static_cast<int>(hidden);
   if (steps.hybrid) shape_.form = PersistentForm::kHybrid;
+  if (steps.between) shape_.form = PersistentForm::kBetween;
   PersistentLayer& layer = layers_.emplace_back();
   if (const Support support = AddMixer(steps, &layer); !support.ok()) return support;
   if (steps.attention != nullptr) AddAttention(steps, &layer);
@@ -150,6 +152,48 @@ Support PersistentDescription::AddGemm(const StepLinear& linear, size_t most_par
   gemm->n = tiles.n;
   gemm->strips = (tiles.n + kStripOutputs - 1) / kStripOutputs;
   gemm->k_tiles = tiles.tiles_of_strip;
+  return {};
+}
+
+/// Two linear maps of the same inputs, of one part each, that may have different outputs.
+Support PersistentDescription::AddPair(const StepLinear& first, const StepLinear& second,
+                                       PhaseGemm* gemm) {
+  if (const Support support = AddGemm(first, 1, gemm); !support.ok()) return support;
+  PhaseGemm other;
+  if (const Support support = AddGemm(second, 1, &other); !support.ok()) return support;
+  if (!SameTileLayout(gemm->weights, other.weights) || gemm->use != other.use) {
+    return {"queries and latents in different tiles"};
+  }
+  if (gemm->bias != nullptr || other.bias != nullptr) return {"biases of queries or latents"};
+  gemm->sides = 2;
+  gemm->up_tiles = other.weights.tiles;
+  gemm->up_multiplier = other.weights.multiplier;
+  gemm->up_n = other.n;
+  return {};
+}
+
+/// The projections before latent attention that a run ends with.
+Support PersistentDescription::AddProjections(const LatentProjectStep& step) {
+  const bool direct = !step.q.parts.empty();
+  PersistentLayer layer;
+  PhaseGemm& inputs = layer.gemms[static_cast<int>(Phase::kQkv)];
+  const Support paired = AddPair(direct ? step.q : step.q_a, step.kv_a, &inputs);
+  if (!paired.ok()) return paired;
+  SplitPhase(Phase::kQkv, blocks_, &inputs);
+  if (!direct) {
+    PhaseGemm& queries = layer.gemms[static_cast<int>(Phase::kOut)];
+    if (const Support support = AddGemm(step.q_b, 1, &queries); !support.ok()) return support;
+    // As kQkv's, its sums are not added to the residual.
+    SplitPhase(Phase::kQkv, blocks_, &queries);
+    layer.query_norm = step.q_norm.weight.As<float>();
+    layer.query_epsilon = step.q_norm.epsilon;
+  }
+  layer.attention_norm = step.norm.weight.As<float>();
+  layer.attention_epsilon = step.norm.epsilon;
+  layer.key_norm = step.kv_norm.weight.As<float>();
+  layer.key_epsilon = step.kv_norm.epsilon;
+  layer.latent_features = static_cast<int>(step.kv_norm.weight.ElementCount());
+  layers_.push_back(layer);
   return {};
 }
 

@@ -13,7 +13,7 @@
 namespace marlin::cuda {
 
 /// Collects layers. Methods say why the kernel does not run what they were given; the description
-/// is of no use then.
+/// is of no use then, unless that was the projections that a run ends with.
 class PersistentDescription {
  public:
   /// `blocks`: the CTAs of a launch.
@@ -35,6 +35,8 @@ class PersistentDescription {
  private:
   Support TakeTiles(const PreparedWeights& part, TileView* tiles);
   Support AddGemm(const StepLinear& linear, size_t most_parts, PhaseGemm* gemm);
+  Support AddPair(const StepLinear& first, const StepLinear& second, PhaseGemm* gemm);
+  Support AddProjections(const LatentProjectStep& step);
   Support AddMixer(const LayerSteps& steps, PersistentLayer* layer);
   void AddAttention(const LayerSteps& steps, PersistentLayer* layer);
   Support AddDelta(const GatedDeltaStep& step, PersistentLayer* layer);

@@ -35,9 +35,10 @@ inline constexpr int kMostUnits = 16;      ///< Per phase and CTA: each output h
 /// The forms of the kernel: one token of attention layers; one of a model with gated delta nets;
 /// several next tokens of one or more texts, whose rows are columns of the same MMAs; one token of
 /// attention layers with what would make the first form larger: shared experts, norms after RoPE,
-/// teams of more warps where there is no memory for many; or several rows of such layers, or of
-/// routers that select by more than logits.
-enum class PersistentForm : uint8_t { kToken, kHybrid, kRows, kGeneral, kGeneralRows };
+/// teams of more warps where there is no memory for many; several rows of such layers, or of
+/// routers that select by more than logits; or one token between the attention of a layer and that
+/// of the next one, which run elsewhere (persistent_between.cuh).
+enum class PersistentForm : uint8_t { kToken, kHybrid, kRows, kGeneral, kGeneralRows, kBetween };
 constexpr bool IsRows(PersistentForm form) {
   return form == PersistentForm::kRows || form == PersistentForm::kGeneralRows;
 }
@@ -45,9 +46,15 @@ constexpr bool IsGeneral(PersistentForm form) {
   return form == PersistentForm::kGeneral || form == PersistentForm::kGeneralRows;
 }
 constexpr bool HasSharedExperts(PersistentForm form) {
-  return form == PersistentForm::kHybrid || IsGeneral(form);
+  return form == PersistentForm::kHybrid || form == PersistentForm::kBetween || IsGeneral(form);
+}
+/// Whether upper slots of the rings have a mixer's inputs meanwhile.
+constexpr bool SharesRing(PersistentForm form) {
+  return !IsRows(form) && form != PersistentForm::kBetween;
 }
 inline constexpr int kMostPersistentRows = 8;
+/// Features of a latent, and of queries before their second projection: a thread has four.
+inline constexpr int kMostLatentFeatures = 4 * kPersistentThreads;
 /// Selected experts of all rows; units of a CTA, whose numbers have a byte.
 inline constexpr int kMostTasks = kMostPersistentRows * kMostChosenExperts;
 inline constexpr int kMostRowUnits = 255 - kPersistentWarps;
@@ -85,7 +92,9 @@ struct PhaseGemm {
   const float* bias = nullptr;  ///< [sides][n] or null; of experts: see PersistentExpert.
   int n = 0;                    ///< Outputs of a side.
   int strips = 0;               ///< n-tiles of a side.
-  int sides = 1;                ///< 2: a gate and an up matrix.
+  int sides = 1;                ///< 2: a gate and an up matrix, or queries and latents.
+  int up_n = 0;                 ///< Outputs of the second side, if it has not the first one's n.
+  int copy_strips = 0;          ///< n-tiles of all sides; SplitPhase sets it.
   int copies = 1;               ///< Selected experts with outputs of their own.
   int segments = 1;             ///< Selected experts whose inputs are concatenated along k.
   /// With several rows: the most experts that they select, of which each is multiplied once; the
@@ -95,7 +104,7 @@ struct PhaseGemm {
   int k_tiles = 0;         ///< In all segments.
   int splits = 1;
   int tiles_of_split = 0;  ///< The last split may have fewer.
-  int columns = 0;         ///< Sums of a split: copies x sides x strips x 32.
+  int columns = 0;         ///< Sums of a split: copies x copy_strips x 32.
   int schedule = 0;        ///< Offset of the Schedule in a CTA's schedules.
   /// The first copy or segment that is the shared expert's; -1: none is. It may be as wide as
   /// several experts, of which each is a selection, and its tiles may have other groups.
@@ -169,10 +178,13 @@ struct alignas(16) PersistentLayer {
   const float* mlp_norm = nullptr;
   float attention_epsilon = 0;
   float mlp_epsilon = 0;
-  const float* query_norm = nullptr;  ///< [key_dim] or null; the kernel reads head_norms.
+  /// [key_dim] or null; the kernel reads head_norms. Of a run's end before latent attention: null,
+  /// or of queries before their second projection, gemms[kOut]; and of latents.
+  const float* query_norm = nullptr;
   const float* key_norm = nullptr;
   float query_epsilon = 0;
   float key_epsilon = 0;
+  int latent_features = 0;       ///< The first ones of a latent, which key_norm is for.
   const float* sinks = nullptr;  ///< [heads] or null.
   int cache_group = 0;
   int mixer_index = 0;        ///< Among the run's layers with the same kind of mixer.
@@ -445,7 +457,8 @@ struct PersistentArguments {
   /// The first layer's mixer's results, if the run begins after it.
   const void* mixed = nullptr;
   bool mixed_is_bf16 = false;
-  float* projected = nullptr;  ///< The last layer's projections, if the run ends after them.
+  float* projected = nullptr;  ///< The last layer's projections, if the run ends after them,
+  float* latent = nullptr;     ///< and its latent.
   const uint8_t* schedules = nullptr;  ///< [CTAs][schedule_bytes]
   int schedule_bytes = 0;
   int slots = 0;  ///< In a warp's ring.
@@ -467,8 +480,8 @@ static_assert(sizeof(PersistentArguments) < 4000, "kernel parameters have 4 KB")
 /// The persistent kernels (plan/instances.def); their parameter is a PersistentArguments.
 struct PersistentKernels {
   struct Variant {
-    /// kHybrid: layers mix by gated delta nets or, as the first and the last one, elsewhere. Else
-    /// all have attention.
+    /// kHybrid: layers mix by gated delta nets or, as the first and the last one, elsewhere.
+    /// kBetween: the first one elsewhere, and only projections follow. Else all have attention.
     PersistentForm form;
   };
   template <typename Tiles>

@@ -137,7 +137,7 @@ class ExpertChoice {
       float dot = 0.0f;
 #pragma unroll
       for (int warp = 0; warp < kPersistentWarps; ++warp) dot += Scratch().dots[thread_][warp];
-      logit = __fmaf_rn(dot, NormFactor(args_, Scratch(), layer_.mlp_epsilon), logit);
+      logit = __fmaf_rn(dot, NormFactor(Scratch(), args_.features, layer_.mlp_epsilon), logit);
     }
     PublishWord(logits_ + expert, logit, tag_);
   }

@@ -32,7 +32,7 @@ class RowsOutputs : private RowsPart {
       float factor = unit.side == 0 ? gemm.weights.multiplier : gemm.up_multiplier;
       if (of_experts && gates) {
         if ((Rows().task_rows[unit.copy] >> row & 1) == 0) continue;
-        place = Rows().places[unit.copy][row] * gemm.sides * gemm.strips * kStripOutputs;
+        place = Rows().places[unit.copy][row] * gemm.copy_strips * kStripOutputs;
         const PersistentExpert& expert = tables_.Chosen(unit.copy);
         factor = unit.side == 0 ? expert.gate_multiplier : expert.up_multiplier;
       } else if (of_experts) {

@@ -6,6 +6,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -89,6 +90,7 @@ class PersistentSteps final : public FusedOperations {
     args.mixed = values.mixed.data();
     args.mixed_is_bf16 = values.mixed.dtype() == DType::kBf16;
     args.projected = values.projected.As<float>();
+    args.latent = values.latent.As<float>();
     for (size_t i = 0; i < values.pages.size(); ++i) {
       const StepPages& pages = values.pages[i];
       CacheGroup& group = args.groups[i];
@@ -126,7 +128,7 @@ class PersistentSteps final : public FusedOperations {
     const auto layer_bytes = static_cast<int64_t>(plan->layers.size() * sizeof(PersistentLayer));
     MARLIN_ASSIGN_OR_RETURN(loaded.layers, DeviceMemory::Allocate(device_, layer_bytes));
     MARLIN_RETURN_IF_ERROR(Upload(loaded.layers, plan->layers.data(), layer_bytes));
-    if (args.form != PersistentForm::kHybrid) {
+    if (args.form != PersistentForm::kHybrid && args.kv_heads > 0) {
       MARLIN_RETURN_IF_ERROR(CopyHeadNorms(plan->layers, args.key_dim, loaded.layers));
     }
     const auto schedule_bytes = static_cast<int64_t>(plan->schedules.data.size());
@@ -134,11 +136,6 @@ class PersistentSteps final : public FusedOperations {
     MARLIN_RETURN_IF_ERROR(Upload(loaded.schedules, plan->schedules.data.data(), schedule_bytes));
     args.schedules = loaded.schedules.data();
     args.layers = reinterpret_cast<const PersistentLayer*>(loaded.layers.data());
-    args.layer_count = static_cast<int>(plan->layers.size());
-    const bool ends = plan->layers.back().mlp_norm == nullptr;
-    args.first_phase = static_cast<int>(
-        plan->layers.front().attention_norm == nullptr ? Phase::kOut : Phase::kQkv);
-    args.end_phase = args.layer_count * kPhases - (ends ? kPhases - 1 : 0);
     args.errors = errors_.view();
     plans_.push_back(std::move(loaded));
     return {};
@@ -241,14 +238,23 @@ class PersistentSteps final : public FusedOperations {
   mutable std::map<std::pair<cudaStream_t, int>, DeviceMemory> words_;
 };
 
-/// Whether any layer has a gated delta net.
-bool IsHybrid(const StepDescription& step) {
+/// Which layers a model has: in the order in which their operations are taken.
+enum class ModelLayers : uint8_t { kAttention, kHybrid, kBetween };
+
+template <typename Step>
+bool HasStep(const StepDescription& step) {
   return std::ranges::any_of(step.operations, [](const StepOperation& operation) {
-    return std::holds_alternative<GatedDeltaStep>(operation);
+    return std::holds_alternative<Step>(operation);
   });
 }
 
+ModelLayers LayersOf(const StepDescription& step) {
+  if (HasStep<LatentProjectStep>(step)) return ModelLayers::kBetween;
+  return HasStep<GatedDeltaStep>(step) ? ModelLayers::kHybrid : ModelLayers::kAttention;
+}
+
 int64_t LayerOf(const LayerSteps& steps) {
+  if (steps.latent != nullptr) return steps.latent->layer;
   return steps.out != nullptr ? steps.out->layer : steps.project->layer;
 }
 
@@ -269,7 +275,8 @@ std::optional<PersistentPlan> PlanOne(const PersistentDescription& model,
 /// (docs/log/2026-11-29-persistent-rows.md).
 int MostRows(const PersistentDescription& model) {
   constexpr int kMostDenseRows = 3;
-  if (model.shape().form == PersistentForm::kHybrid) return 1;
+  const PersistentForm form = model.shape().form;
+  if (form == PersistentForm::kHybrid || form == PersistentForm::kBetween) return 1;
   return model.experts().empty() ? kMostDenseRows : kMostPersistentRows;
 }
 
@@ -303,9 +310,59 @@ std::optional<PersistentPlan> PlanRows(int rows, const PersistentDescription& mo
   return plan;
 }
 
-FusedRun Refuse(int64_t layer, const Support& support) {
-  return {0, nullptr, fmt::format("layer {}: {}", layer, support.reason())};
+std::string Reason(int64_t layer, const Support& support) {
+  return fmt::format("layer {}: {}", layer, support.reason());
 }
+FusedRun Refuse(int64_t layer, const Support& support) {
+  return {0, nullptr, Reason(layer, support)};
+}
+
+/// The layers that a run of operations begins with.
+class RunLayers {
+ public:
+  RunLayers(const StepDescription& step, std::span<const StepOperation> operations)
+      : step_(step), operations_(operations), layers_(LayersOf(step)), next_(Take()) {}
+
+  ModelLayers layers() const { return layers_; }
+  /// Whether there is one.
+  bool empty() const { return !next_.has_value(); }
+  int64_t first_layer() const { return LayerOf(*next_); }
+  /// Operations that were added.
+  size_t count() const { return count_; }
+  /// Why the last projections were not; else empty.
+  const std::string& rest() const { return rest_; }
+
+  /// Adds them all. Returns why the kernel does not run one of them; empty: it does.
+  std::string AddTo(PersistentDescription* model) {
+    for (bool ends = false; !ends && next_.has_value(); next_ = Take()) {
+      const Support support = model->AddLayer(*next_, step_.hidden);
+      if (!support.ok()) {
+        std::string reason = Reason(LayerOf(*next_), support);
+        if (next_->latent == nullptr) return reason;
+        rest_ = std::move(reason);
+        return {};
+      }
+      count_ += next_->count;
+      ends = next_->ends();
+    }
+    return {};
+  }
+
+ private:
+  std::optional<LayerSteps> Take() const {
+    const auto rest = operations_.subspan(count_);
+    if (layers_ == ModelLayers::kBetween) return TakeLayerBetween(rest, count_ == 0);
+    if (layers_ == ModelLayers::kHybrid) return TakeHybridLayer(rest, count_ == 0);
+    return TakeLayer(rest);
+  }
+
+  const StepDescription& step_;
+  std::span<const StepOperation> operations_;
+  ModelLayers layers_;
+  size_t count_ = 0;
+  std::optional<LayerSteps> next_;
+  std::string rest_;
+};
 
 }  // namespace
 
@@ -313,34 +370,23 @@ Result<FusedRun> FusePersistent(const std::shared_ptr<DeviceHandle>& device,
                                 const ValueErrors& errors, const DeviceShape& shape,
                                 const StepDescription& step,
                                 std::span<const StepOperation> operations) {
-  if (const auto* const latent = std::get_if<LatentProjectStep>(&operations.front())) {
-    return Refuse(latent->layer, {"latent attention"});
-  }
   if (const auto* const mix = std::get_if<MixStep>(&operations.front())) {
     return Refuse(mix->layer, {"a mixer other than attention"});
   }
-  const bool hybrid = IsHybrid(step);
-  size_t count = 0;
-  const auto take = [&] {
-    const auto rest = operations.subspan(count);
-    return hybrid ? TakeHybridLayer(rest, count == 0) : TakeLayer(rest);
-  };
-  std::optional<LayerSteps> steps = take();
-  if (!steps.has_value()) return FusedRun();
-  const int64_t first = LayerOf(*steps);
+  RunLayers run_layers(step, operations);
+  if (run_layers.empty()) return FusedRun();
+  const int64_t first = run_layers.first_layer();
   if (step.accuracy != Accuracy::kDefault || !step.allow_bf16_activations) {
     return Refuse(first, {"exact products or activations in fp32"});
   }
   if (step.determinism != Determinism::kDefault) return Refuse(first, {"batch invariance"});
   PersistentDescription model(shape.multiprocessors);
-  for (bool ends = false; !ends && steps.has_value(); steps = take()) {
-    const Support support = model.AddLayer(*steps, step.hidden);
-    if (!support.ok()) return Refuse(LayerOf(*steps), support);
-    count += steps->count;
-    ends = steps->ends();
+  if (std::string reason = run_layers.AddTo(&model); !reason.empty()) {
+    return FusedRun{0, nullptr, std::move(reason)};
   }
+  const size_t count = run_layers.count();
   // A run that ends in the middle of the model would leave its later layers to a second one.
-  if (!hybrid &&
+  if (run_layers.layers() == ModelLayers::kAttention &&
       (count == operations.size() || !std::holds_alternative<HeadStep>(operations[count]))) {
     return Refuse(first, {"later layers of other operations"});
   }
@@ -358,7 +404,7 @@ Result<FusedRun> FusePersistent(const std::shared_ptr<DeviceHandle>& device,
   }
   auto run = std::make_unique<PersistentSteps>(device, errors, shape.multiprocessors);
   MARLIN_RETURN_IF_ERROR(run->Load(model, plans));
-  return FusedRun{count, std::move(run), {}};
+  return FusedRun{count, std::move(run), run_layers.rest()};
 }
 
 }  // namespace marlin::cuda
