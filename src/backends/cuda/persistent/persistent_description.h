@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "backends/cuda/layout/code_kind.h"
+#include "backends/cuda/persistent/persistent_gemms.h"
 #include "backends/cuda/persistent/persistent_layout.h"
 #include "backends/cuda/persistent/persistent_plan.h"
 #include "backends/cuda/weights/prepared_tiles.h"
@@ -22,7 +23,7 @@ class PersistentDescription {
   Support AddLayer(const LayerSteps& steps, int64_t hidden);
 
   /// Precondition: a layer was added.
-  CodeKind kind() const { return *kind_; }
+  CodeKind kind() const { return gemms_.kind(); }
   const PersistentArguments& shape() const { return shape_; }
   const std::vector<PersistentLayer>& layers() const { return layers_; }
   /// The experts of all layers, in the layers' order.
@@ -33,9 +34,6 @@ class PersistentDescription {
   const std::vector<const PreparedTiles*>& delta_rows() const { return delta_rows_; }
 
  private:
-  Support TakeTiles(const PreparedWeights& part, TileView* tiles);
-  Support AddGemm(const StepLinear& linear, size_t most_parts, PhaseGemm* gemm);
-  Support AddPair(const StepLinear& first, const StepLinear& second, PhaseGemm* gemm);
   Support AddProjections(const LatentProjectStep& step);
   Support AddMixer(const LayerSteps& steps, PersistentLayer* layer);
   void AddAttention(const LayerSteps& steps, PersistentLayer* layer);
@@ -48,11 +46,9 @@ class PersistentDescription {
   Support AddMlp(const LayerSteps& steps, PersistentLayer* layer);
   Support AddExperts(const LayerSteps& steps, PersistentLayer* layer);
   Support AddShared(const ExpertsStep& step, PhaseGemm* gates, PhaseGemm* down);
-  Support AddGates(const StepMlp& mlp, PhaseGemm* gates, PhaseGemm* down);
 
   const int blocks_;
-  const void* backend_ = nullptr;  ///< The one that prepared the first layer.
-  std::optional<CodeKind> kind_;
+  PersistentGemms gemms_;
   PersistentArguments shape_;
   std::array<std::optional<int>, kMostCacheGroups> windows_;
   std::vector<PersistentLayer> layers_;

@@ -101,21 +101,7 @@ class PersistentBlock {
       const PersistentOutputs outputs(args_, phase, *start.schedule);
       PersistentOutputs::Published published;
       if constexpr (kFindsEarly) published = outputs.template FindPublished<kForm>();
-      if (normalizes) {
-        Normalize(phase);
-      } else if (which == Phase::kDown) {
-        PrepareDown(phase);
-      } else if constexpr (kHybrid) {
-        PrepareMixed(args_, phase, Words(phase / kPhases), Tag(phase / kPhases));
-      } else if constexpr (kBetween) {
-        if (phase == args_.first_phase) {
-          GatherResults(args_, tables_.GemmOf(phase));
-        } else {
-          ProjectionsOf(phase).PrepareQueries();
-        }
-      } else {
-        GatherMixed(phase);
-      }
+      PrepareInputs(phase);
       const bool routes = LayerOf(phase).experts != nullptr;
       // Copies run a phase ahead, except experts' tiles, which the router chooses.
       const bool awaits_router = routes && (which == Phase::kOut || which == Phase::kGates);
@@ -143,6 +129,24 @@ class PersistentBlock {
   static constexpr bool kAttends = !kHybrid && !kBetween;  ///< In every layer.
   /// The other forms lack registers for finding outputs early, and for as many words in flight.
   static constexpr bool kFindsEarly = kForm == PersistentForm::kToken || kBetween;
+
+  /// The inputs of a phase, as activations.
+  MARLIN_DEVICE void PrepareInputs(int phase) {
+    const auto which = static_cast<Phase>(phase % kPhases);
+    if (which == Phase::kQkv || which == Phase::kGates) {
+      Normalize(phase);
+    } else if (which == Phase::kDown) {
+      PrepareDown(phase);
+    } else if constexpr (kHybrid) {
+      PrepareMixed(args_, phase, Words(phase / kPhases), Tag(phase / kPhases));
+    } else if constexpr (kAttends) {
+      GatherMixed(phase);
+    } else if (phase == args_.first_phase) {
+      GatherResults(args_, tables_.GemmOf(phase));
+    } else {
+      ProjectionsOf(phase).PrepareQueries();
+    }
+  }
 
   /// End after the last phase: adds its sums to the residual, or stores the last projections.
   MARLIN_DEVICE void EndRun(int phase) {
