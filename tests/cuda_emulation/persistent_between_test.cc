@@ -6,6 +6,7 @@
 #if __CUDA_ARCH__ >= 900
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <numeric>
 #include <optional>
 #include <random>
@@ -22,11 +23,11 @@ namespace marlin::cuda {
 namespace {
 
 constexpr int kFeatures = 264;  ///< No multiple of a tile, nor of an n-tile.
-constexpr int kMixed = 384;
+constexpr int kMixed = 360;
 constexpr int kInner = 128;
 constexpr int kDenseInner = 416;
 constexpr int kQueries = 172;
-constexpr int kRank = 100;  ///< Of queries before their second projection.
+constexpr int kRank = 260;  ///< Of queries before their second projection.
 constexpr int kLatent = 96;
 constexpr int kWide = kLatent + 16;  ///< With the part for RoPE.
 
@@ -61,8 +62,9 @@ class BetweenRun {
   /// Runs both, and compares. `seed`: of the order of threads; `inputs`: of the hidden states.
   void Step(uint32_t inputs, uint32_t seed) {
     Floats hidden(kFeatures, inputs);
-    Floats mixed(kMixed, inputs + 1);
-    std::vector<uint2> rounded(kMixed / 4);
+    Floats mixed(kMixed + 4, inputs + 1);
+    std::fill_n(mixed.data() + kMixed, 4, std::numeric_limits<float>::quiet_NaN());
+    std::vector<uint2> rounded(kMixed / 4 + 1, {~0U, ~0U});
     for (int i = 0; case_.bf16_mixed && i < kMixed; ++i) {
       const uint16_t bits = FloatToBf16(mixed.data()[i]);
       reinterpret_cast<uint16_t*>(rounded.data())[i] = bits;
