@@ -142,7 +142,7 @@ class PersistentBlock {
     } else if constexpr (kAttends) {
       GatherMixed(phase);
     } else if (phase == args_.first_phase) {
-      GatherResults(args_, tables_.GemmOf(phase));
+      GatherResults(args_, tables_.GemmOf(phase), 1);
     } else {
       ProjectionsOf(phase).PrepareQueries();
     }
@@ -156,7 +156,7 @@ class PersistentBlock {
     } else if (kHybrid && phase % kPhases == static_cast<int>(Phase::kOut)) {
       const uint32_t* const sums =
           Words(index) + args_.exchange.phases[static_cast<int>(Phase::kQkv)];
-      StoreProjected(args_, tables_.GemmOf(phase - 1), sums, Tag(index),
+      StoreProjected(args_, tables_.GemmOf(phase - 1), sums, Tag(index), 1,
                      static_cast<int>(gridDim.x));
     } else {
       AddBlock(phase);
@@ -479,7 +479,7 @@ MARLIN_DEVICE void RunCopiers(const PersistentArguments& args) {
   } else if (thread < kFirstKeyCopier + kKeyCopiers) {
     if constexpr (kForm == PersistentForm::kHybrid) {
       CopyMixers(args, thread - kFirstKeyCopier);
-    } else if constexpr (kForm != PersistentForm::kBetween) {
+    } else if constexpr (!IsBetween(kForm)) {
       CopyKeys<kForm>(args, thread - kFirstKeyCopier);
     }
   }
@@ -490,7 +490,7 @@ __global__ void __launch_bounds__(kPersistentBlock, 1)
     PersistentKernel(const __grid_constant__ PersistentArguments args) {
   constexpr bool kHybrid = kForm == PersistentForm::kHybrid;
   using Block = std::conditional_t<IsRows(kForm), PersistentRows<kForm>, PersistentBlock<kForm>>;
-  if (kForm != PersistentForm::kBetween && threadIdx.x == 0) {
+  if (!IsBetween(kForm) && threadIdx.x == 0) {
     PersistentScratch& scratch = Tables{args}.Scratch();
     scratch.clock = args.clock[0];
     scratch.position = *args.position;
@@ -536,6 +536,8 @@ const void* PersistentKernels::Function(const Variant& variant) {
       return PersistentFunction<Tiles, PersistentForm::kGeneralRows>();
     case PersistentForm::kBetween:
       return PersistentFunction<Tiles, PersistentForm::kBetween>();
+    case PersistentForm::kBetweenRows:
+      return PersistentFunction<Tiles, PersistentForm::kBetweenRows>();
   }
   return nullptr;
 }

@@ -36,22 +36,32 @@ inline constexpr int kMostUnits = 16;      ///< Per phase and CTA: each output h
 /// several next tokens of one or more texts, whose rows are columns of the same MMAs; one token of
 /// attention layers with what would make the first form larger: shared experts, norms after RoPE,
 /// teams of more warps where there is no memory for many; several rows of such layers, or of
-/// routers that select by more than logits; or one token between the attention of a layer and that
-/// of the next one, which run elsewhere (persistent_between.cuh).
-enum class PersistentForm : uint8_t { kToken, kHybrid, kRows, kGeneral, kGeneralRows, kBetween };
+/// routers that select by more than logits; or one token, or several rows, between the attention of
+/// a layer and that of the next one, which run elsewhere (persistent_between.cuh).
+enum class PersistentForm : uint8_t {
+  kToken,
+  kHybrid,
+  kRows,
+  kGeneral,
+  kGeneralRows,
+  kBetween,
+  kBetweenRows
+};
+constexpr bool IsBetween(PersistentForm form) {
+  return form == PersistentForm::kBetween || form == PersistentForm::kBetweenRows;
+}
 constexpr bool IsRows(PersistentForm form) {
-  return form == PersistentForm::kRows || form == PersistentForm::kGeneralRows;
+  return form == PersistentForm::kRows || form == PersistentForm::kGeneralRows ||
+         form == PersistentForm::kBetweenRows;
 }
 constexpr bool IsGeneral(PersistentForm form) {
   return form == PersistentForm::kGeneral || form == PersistentForm::kGeneralRows;
 }
 constexpr bool HasSharedExperts(PersistentForm form) {
-  return form == PersistentForm::kHybrid || form == PersistentForm::kBetween || IsGeneral(form);
+  return form == PersistentForm::kHybrid || IsBetween(form) || IsGeneral(form);
 }
 /// Whether upper slots of the rings have a mixer's inputs meanwhile.
-constexpr bool SharesRing(PersistentForm form) {
-  return !IsRows(form) && form != PersistentForm::kBetween;
-}
+constexpr bool SharesRing(PersistentForm form) { return !IsRows(form) && !IsBetween(form); }
 inline constexpr int kMostPersistentRows = 8;
 /// Features of a latent, and of queries before their second projection: a thread has four.
 inline constexpr int kMostLatentFeatures = 4 * kPersistentThreads;
@@ -455,10 +465,11 @@ struct PersistentArguments {
   PersistentDelta delta;
   const int32_t* moves = nullptr;  ///< Negative: the row changes no state.
   /// The first layer's mixer's results, if the run begins after it.
-  const void* mixed = nullptr;
+  const void* mixed = nullptr;  ///< [rows][inputs of its kOut]
   bool mixed_is_bf16 = false;
-  float* projected = nullptr;  ///< The last layer's projections, if the run ends after them,
-  float* latent = nullptr;     ///< and its latent.
+  /// The last layer's projections, if the run ends after them, and its latents: [rows] of each.
+  float* projected = nullptr;
+  float* latent = nullptr;
   const uint8_t* schedules = nullptr;  ///< [CTAs][schedule_bytes]
   int schedule_bytes = 0;
   int slots = 0;  ///< In a warp's ring.
@@ -481,7 +492,8 @@ static_assert(sizeof(PersistentArguments) < 4000, "kernel parameters have 4 KB")
 struct PersistentKernels {
   struct Variant {
     /// kHybrid: layers mix by gated delta nets or, as the first and the last one, elsewhere.
-    /// kBetween: the first one elsewhere, and only projections follow. Else all have attention.
+    /// kBetween, kBetweenRows: the first one elsewhere, and only projections follow. Else all have
+    /// attention.
     PersistentForm form;
   };
   template <typename Tiles>

@@ -664,7 +664,7 @@ bool LayOutRows(const LargestLayer& most, int blocks, int shared_bytes, Persiste
   args->activation_stride = most.span * kTileK * 2 + kRowPadding;
   args->team_warps_log2 = kLeastTeamWarpsLog2;
   at.activations = shared.Take(rows * args->activation_stride);
-  const int64_t routed = args->form == PersistentForm::kGeneralRows ? rows : 1;
+  const int64_t routed = args->form == PersistentForm::kRows ? 1 : rows;
   at.sums = shared.Take(std::max((most.units + kPersistentWarps) * rows * kRowSumFloats * 4,
                                  routed * experts * 2 * int64_t{sizeof(double)}));
   at.queries = attention.Take(int64_t{2} * kMostGroupHeads * key_row);
@@ -720,6 +720,8 @@ std::optional<PersistentArguments> LayOutPersistent(const PersistentArguments& s
     args.attention_splits = std::max(blocks / (rows * args.kv_heads), 1);
   }
   if (rows > 1 && args.router.experts > kMostRowExperts) return std::nullopt;
+  // Each row's latent has a CTA.
+  if (IsBetween(args.form) && rows >= blocks) return std::nullopt;
   if (rows * args.kv_heads > blocks || args.delta.value_heads * args.delta.slices > blocks ||
       Ceil(args.router.rows(), blocks) > kMostRouterRows) {
     return std::nullopt;

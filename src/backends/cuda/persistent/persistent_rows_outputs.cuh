@@ -12,13 +12,16 @@ class RowsOutputs : private RowsPart {
 
   /// Adds the warps' sums of the CTA's units and publishes them, with their biases: a thread has
   /// four outputs of a unit and a row.
+  template <PersistentForm kForm>
   MARLIN_DEVICE void Publish(int phase, const Schedule& schedule) const {
     const PersistentLayer& layer = LayerOf(phase);
     const PhaseGemm& gemm = tables_.GemmOf(phase);
     const int which = phase % kPhases;
     const bool of_experts = layer.experts != nullptr && which >= static_cast<int>(Phase::kGates);
     const bool gates = which == static_cast<int>(Phase::kGates);
-    const bool normalized = gates || which == static_cast<int>(Phase::kQkv);
+    const bool of_queries =
+        IsBetween(kForm) && which == static_cast<int>(Phase::kOut) && phase != args_.first_phase;
+    const bool normalized = gates || which == static_cast<int>(Phase::kQkv) || of_queries;
     const uint32_t tag = Tag(phase / kPhases);
     uint32_t* const words = Words(phase / kPhases) + args_.exchange.phases[which];
     constexpr int kQuads = kStripOutputs / 4;
@@ -49,7 +52,9 @@ class RowsOutputs : private RowsPart {
       PublishQuad(words + unit.word + row * gemm.columns + place + output,
                   ScaledAdd(sum, factor, bias), tag);
     }
-    // Words that other layers have are written in every layer, so that no tag is one of long ago.
+    // Between attentions a buffer has the words of the same phases in every launch.
+    if constexpr (IsBetween(kForm)) return;
+      // Words that other layers have are written in every layer, so that no tag is one of long ago.
 #pragma unroll 1
     for (int i = gemm.splits * args_.rows * gemm.columns +
                  static_cast<int>(blockIdx.x) * kPersistentThreads + thread_;

@@ -275,13 +275,13 @@ std::optional<PersistentPlan> PlanOne(const PersistentDescription& model,
 /// (docs/log/2026-11-29-persistent-rows.md).
 int MostRows(const PersistentDescription& model) {
   constexpr int kMostDenseRows = 3;
-  const PersistentForm form = model.shape().form;
-  if (form == PersistentForm::kHybrid || form == PersistentForm::kBetween) return 1;
+  if (model.shape().form == PersistentForm::kHybrid) return 1;
   return model.experts().empty() ? kMostDenseRows : kMostPersistentRows;
 }
 
 /// The form of several rows.
 PersistentForm RowsFormOf(const PersistentDescription& model) {
+  if (model.shape().form == PersistentForm::kBetween) return PersistentForm::kBetweenRows;
   const PersistentRouter& router = model.shape().router;
   const bool by_logits = router.groups == 1 &&
                          router.scoring != static_cast<int>(RouterOptions::Scoring::kSigmoid) &&
@@ -300,6 +300,8 @@ std::optional<PersistentPlan> PlanRows(int rows, const PersistentDescription& mo
   of_rows.form = RowsFormOf(model);
   of_rows.rows = rows;
   for (PersistentLayer& layer : plan.layers) {
+    // The last projections' sums are not the residual's.
+    if (layer.mlp_norm == nullptr) continue;
     SplitRows(rows, of_rows.router, shape.multiprocessors, &layer);
   }
   plan.schedules = ScheduleLayers(plan.layers, shape.multiprocessors, rows);

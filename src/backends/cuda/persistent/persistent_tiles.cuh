@@ -301,7 +301,7 @@ class TileCopier {
  private:
   static constexpr int kWarps = kPersistentWarps / 2;
   static constexpr bool kHybrid = kForm == PersistentForm::kHybrid;
-  static constexpr bool kBetween = kForm == PersistentForm::kBetween;
+  static constexpr bool kBetween = IsBetween(kForm);
   static constexpr bool kRows = IsRows(kForm);
 
   static MARLIN_DEVICE int Lane() { return static_cast<int>(threadIdx.x) & 31; }
@@ -327,9 +327,11 @@ class TileCopier {
           tables_.Scratch().delta.head < args.delta.value_heads ? from->delta_rows : nullptr;
       if (delta_rows != nullptr) rows += 2;
     }
-    ArriveExpecting(barrier, kBytes + rows * row_bytes + (kRows ? OwnedStrips(args).bytes() : 0));
+    const bool has_owned = kRows && (!kBetween || norm != nullptr);
+    ArriveExpecting(barrier,
+                    kBytes + rows * row_bytes + (has_owned ? OwnedStrips(args).bytes() : 0));
     CopyBulk(base + args.shared.layers + (layer & 1) * kBytes, from, kBytes, barrier);
-    if constexpr (kRows) CopyOwned(norm, 0, barrier);
+    if (has_owned) CopyOwned(norm, 0, barrier);
     if (rows > 0) CopyBulk(base + args.shared.norms, norm, row_bytes, barrier);
     if (delta_rows == nullptr) return;
     CopyDeltaRow(args.delta.writes, delta_rows, base + args.shared.delta_rows, barrier);
