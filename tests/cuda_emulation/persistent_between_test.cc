@@ -277,7 +277,7 @@ INSTANTIATE_TEST_SUITE_P(
                     .sigmoid = false,
                     .bf16_mixed = true,
                     .blocks = 9},
-        BetweenCase{.name = "rows", .blocks = 6, .rows = 3},
+        BetweenCase{.name = "rows", .blocks = 9, .rows = 8},
         BetweenCase{.name = "rows_of_rank",
                     .projections = Projections::kOfRank,
                     .parts = 1,

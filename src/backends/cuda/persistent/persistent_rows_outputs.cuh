@@ -53,8 +53,13 @@ class RowsOutputs : private RowsPart {
                   ScaledAdd(sum, factor, bias), tag);
     }
     // Between attentions a buffer has the words of the same phases in every launch.
-    if constexpr (IsBetween(kForm)) return;
-      // Words that other layers have are written in every layer, so that no tag is one of long ago.
+    if constexpr (!IsBetween(kForm)) PublishRest(gemm, which, words, tag);
+  }
+
+ private:
+  /// Words that other layers have are written in every layer, so that no tag is one of long ago.
+  MARLIN_DEVICE void PublishRest(const PhaseGemm& gemm, int which, uint32_t* words,
+                                 uint32_t tag) const {
 #pragma unroll 1
     for (int i = gemm.splits * args_.rows * gemm.columns +
                  static_cast<int>(blockIdx.x) * kPersistentThreads + thread_;
@@ -64,7 +69,6 @@ class RowsOutputs : private RowsPart {
     }
   }
 
- private:
   /// Four sums of a warp's tiles of a unit.
   MARLIN_DEVICE float4 SumAt(int unit, int warp, int row, int output) const {
     return *reinterpret_cast<const float4*>(
