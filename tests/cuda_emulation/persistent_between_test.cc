@@ -284,8 +284,7 @@ INSTANTIATE_TEST_SUITE_P(
                     .gated = true,
                     .sigmoid = false,
                     .bf16_mixed = true,
-                    .blocks = 9,
-                    .rows = 8},
+                    .rows = 4},
         BetweenCase{.name = "rows_dense", .dense = true, .rows = 2},
         BetweenCase{.name = "last", .projections = Projections::kNone},
         BetweenCase{
