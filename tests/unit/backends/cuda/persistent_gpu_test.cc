@@ -275,11 +275,13 @@ class PersistentOnGpu : public ::testing::TestWithParam<Case> {
   /// Whether several rows run in the kernel.
   static bool TakesRows(int rows) {
     const Json& config = GetParam().config;
-    if (config.contains("linear_num_key_heads") || config.contains("kv_lora_rank")) {
-      return rows == 1;
-    }
-    return rows <= 3 || config.contains("num_experts") || config.contains("num_local_experts") ||
-           config.contains("n_routed_experts");
+    if (config.contains("linear_num_key_heads")) return rows == 1;
+    const bool is_dense =
+        config.value("first_k_dense_replace", 0) >= config["num_hidden_layers"].get<int>();
+    const bool has_experts = config.contains("num_experts") ||
+                             config.contains("num_local_experts") ||
+                             config.contains("n_routed_experts");
+    return rows <= 3 || (has_experts && !is_dense);
   }
 
   Model Load(const Device& device, bool exact = false) const {
@@ -491,6 +493,23 @@ TEST_P(PersistentOnGpu, RowsAreAsNearToFp32AsTheOperations) {
     fmt::print("{} {} rows: {:.2e}, operations {:.2e}\n", GetParam().name, rows, distance,
                reference);
     EXPECT_EQ(DecodeTogether(persistent, rows, kTokens), mine);
+  }
+}
+
+/// Of a layer with latent attention only attention stays, and the first layer's projections.
+TEST_P(PersistentOnGpu, RunsBetweenLatentAttentionsHaveProjections) {
+  const Json& config = GetParam().config;
+  if (!config.contains("kv_lora_rank")) GTEST_SKIP() << "other attention";
+  const Device device = Open(true);
+  if (!HasPersistentKernel(device)) GTEST_SKIP() << "no persistent kernel";
+  const std::string fusion = Load(device).info().fusion;
+  const int layers = config["num_hidden_layers"].get<int>();
+  // Embedding, head and sampling are operations, too.
+  if (config.value("attention_bias", false)) {
+    EXPECT_EQ(fusion, fmt::format("{} of {} operations (layer 1: biases of queries or latents)",
+                                  3 * layers, 5 * layers + 3));
+  } else {
+    EXPECT_EQ(fusion, fmt::format("{} of {} operations", 4 * layers - 1, 5 * layers + 3));
   }
 }
 
