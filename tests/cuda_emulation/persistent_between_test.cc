@@ -27,11 +27,11 @@ constexpr int kMixed = 360;
 constexpr int kInner = 128;
 constexpr int kDenseInner = 416;
 constexpr int kQueries = 172;
-constexpr int kRank = 260;  ///< Of queries before their second projection.
+constexpr int kRank = 260;  ///< Features of queries before their second projection.
 constexpr int kLatent = 96;
 constexpr int kWide = kLatent + 16;  ///< With the part for RoPE.
 
-/// What comes after the MLP.
+/// The projections after the MLP.
 enum class Projections { kNone, kDirect, kOfRank };
 
 struct BetweenCase {

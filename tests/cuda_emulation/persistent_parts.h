@@ -143,7 +143,7 @@ inline PersistentRouter RouterToTwo(bool sigmoid) {
   return router;
 }
 
-/// Adds the tiles of a shared expert of `parts` parts to those of the experts.
+/// Adds a shared expert's tiles, of `parts` parts, to the experts' phase.
 inline void JoinTiles(const PhaseGemm& its, int parts, PhaseGemm* gemm) {
   gemm->shared = its.weights;
   gemm->shared_selection = kTopK;

@@ -1,5 +1,5 @@
-// What the persistent kernel does instead of attention that runs elsewhere: a run begins with the
-// output projection of its results, and may end with the projections before it.
+// The persistent kernel between attentions that run elsewhere: a run begins with the output
+// projection of the first one's results, and may end with the projections before the next one.
 //
 //   Latent attention has two forms of projections. Queries and latents may be one GEMM, kQkv, or
 //   kQkv has queries of a low rank, whose norm and second projection follow as the layer's kOut.

@@ -496,7 +496,7 @@ TEST_P(PersistentOnGpu, RowsAreAsNearToFp32AsTheOperations) {
   }
 }
 
-/// Of a layer with latent attention only attention stays, and the first layer's projections.
+/// Layers with latent attention leave only attention and the first projections to operations.
 TEST_P(PersistentOnGpu, RunsBetweenLatentAttentionsHaveProjections) {
   const Json& config = GetParam().config;
   if (!config.contains("kv_lora_rank")) GTEST_SKIP() << "other attention";
