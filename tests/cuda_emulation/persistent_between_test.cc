@@ -41,6 +41,8 @@ struct BetweenCase {
   int parts = 2;  ///< The shared expert's.
   bool gated = false;
   bool sigmoid = true;
+  int groups = 1;
+  bool biases = true;
   bool bf16_mixed = false;
   int blocks = 5;
   int rows = 1;
@@ -134,7 +136,7 @@ class BetweenRun {
     Vector logits;
     for (int e = 0; e < kExperts; ++e) logits.push_back(Logit(e, x));
     const Vector weights =
-        RouteToTwo(logits, case_.sigmoid ? choice_bias_.data() : nullptr, &margin_);
+        RouteToTwo(args_.router, logits, case_.biases ? choice_bias_.data() : nullptr, &margin_);
     for (size_t e = 0; e < kExperts; ++e) {
       if (weights[e] > 0) add(mlps_[e].Run(x), weights[e]);
     }
@@ -185,7 +187,7 @@ class BetweenRun {
     args_.errors = {&record_, &any_error_};
   }
   void DescribeExperts(PersistentLayer* layer) {
-    args_.router = RouterToTwo(case_.sigmoid);
+    args_.router = RouterToTwo(case_.sigmoid, case_.groups);
     args_.router.shared = case_.parts;
     args_.router.shared_gated = case_.gated ? 1 : 0;
     for (const Mlp& mlp : mlps_) experts_.push_back(mlp.Expert());
@@ -198,7 +200,7 @@ class BetweenRun {
     JoinTiles(shared_[0].down.Gemm(), case_.parts, &down);
     layer->experts = experts_.data();
     layer->router = router_.data();
-    if (case_.sigmoid) layer->choice_bias = choice_bias_.data();
+    if (case_.biases) layer->choice_bias = choice_bias_.data();
   }
   /// As PersistentDescription::AddProjections.
   void DescribeProjections() {
@@ -269,12 +271,13 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         BetweenCase{.name = "direct"},
         BetweenCase{.name = "direct_dense", .dense = true, .bf16_mixed = true},
-        BetweenCase{.name = "of_rank", .projections = Projections::kOfRank},
+        BetweenCase{.name = "of_rank", .projections = Projections::kOfRank, .groups = 3},
         BetweenCase{.name = "of_rank_nine_blocks",
                     .projections = Projections::kOfRank,
                     .parts = 1,
                     .gated = true,
                     .sigmoid = false,
+                    .biases = false,
                     .bf16_mixed = true,
                     .blocks = 9},
         BetweenCase{.name = "rows", .blocks = 9, .rows = 8},
@@ -283,12 +286,16 @@ INSTANTIATE_TEST_SUITE_P(
                     .parts = 1,
                     .gated = true,
                     .sigmoid = false,
+                    .biases = false,
                     .bf16_mixed = true,
                     .rows = 4},
         BetweenCase{.name = "rows_dense", .dense = true, .rows = 2},
-        BetweenCase{.name = "last", .projections = Projections::kNone},
-        BetweenCase{
-            .name = "last_rows", .projections = Projections::kNone, .bf16_mixed = true, .rows = 4},
+        BetweenCase{.name = "last", .projections = Projections::kNone, .biases = false},
+        BetweenCase{.name = "last_rows",
+                    .projections = Projections::kNone,
+                    .groups = 3,
+                    .bf16_mixed = true,
+                    .rows = 4},
         BetweenCase{.name = "last_dense", .projections = Projections::kNone, .dense = true}),
     [](const auto& param) { return param.param.name; });
 

@@ -130,16 +130,16 @@ inline double Distance(const float* found, const Vector& wanted) {
 }
 
 /// A router to two of six experts: by logits, or with `sigmoid` by sigmoids and biases, of the
-/// better two of three groups.
+/// better two of `groups`, if these are three.
 inline constexpr int kExperts = 6;
 inline constexpr int kTopK = 2;
 inline constexpr double kScaling = 1.5;
-inline PersistentRouter RouterToTwo(bool sigmoid) {
+inline PersistentRouter RouterToTwo(bool sigmoid, int groups) {
   PersistentRouter router = {.experts = kExperts, .top_k = kTopK, .scaling_factor = kScaling};
   if (!sigmoid) return router;
   router.scoring = kSigmoid;
-  router.groups = 3;
-  router.top_groups = 2;
+  router.groups = groups;
+  router.top_groups = groups == 1 ? 1 : 2;
   return router;
 }
 
@@ -151,16 +151,17 @@ inline void JoinTiles(const PhaseGemm& its, int parts, PhaseGemm* gemm) {
   gemm->use = std::max(gemm->use, its.use);
 }
 
-/// The experts' weights; those that are not selected have 0. `bias`: null without sigmoids.
-/// `margin` becomes no more than the one between the last selected expert and the next one.
-inline Vector RouteToTwo(const Vector& logits, const float* bias, double* margin) {
+/// The experts' weights; those that are not selected have 0. `bias`: null without biases. `margin`
+/// becomes no more than the one between the last selected expert and the next one.
+inline Vector RouteToTwo(const PersistentRouter& router, const Vector& logits, const float* bias,
+                         double* margin) {
   Vector scores;
   Vector choices;
   for (size_t e = 0; e < kExperts; ++e) {
-    scores.push_back(bias != nullptr ? Sigmoid(logits[e]) : std::exp(logits[e]));
+    scores.push_back(router.scoring == kSigmoid ? Sigmoid(logits[e]) : std::exp(logits[e]));
     choices.push_back(scores.back() + (bias != nullptr ? bias[e] : 0.0));
   }
-  if (bias != nullptr) {
+  if (router.groups == 3) {
     const auto group = [&](size_t g) { return choices[2 * g] + choices[2 * g + 1]; };
     size_t worst = 0;
     for (const size_t g : {size_t{1}, size_t{2}}) worst = group(g) < group(worst) ? g : worst;

@@ -43,7 +43,8 @@ struct ModelCase {
   PersistentForm form = PersistentForm::kGeneral;
   int parts = 0;  ///< The shared expert's; 0: there is none.
   bool gated = false;
-  bool sigmoid = false;  ///< The router's scores, with groups and a bias.
+  bool sigmoid = false;  ///< The router's scores, with a bias.
+  int groups = 3;        ///< With sigmoid scores.
   int team_warps_log2 = 1;
   bool codes = false;  ///< The cache has e4m3.
   bool norms_after_rotary = false;
@@ -244,7 +245,8 @@ class Model {
   Vector Route(const Layer& layer, const Vector& x) {
     Vector logits;
     for (int e = 0; e < kExperts; ++e) logits.push_back(Logit(layer, e, x));
-    return RouteToTwo(logits, case_.sigmoid ? layer.choice_bias.data() : nullptr, &margin_);
+    return RouteToTwo(args_.router, logits, case_.sigmoid ? layer.choice_bias.data() : nullptr,
+                      &margin_);
   }
   void RunLayer(int index, const Place& at, Vector* hidden) {
     const Layer& layer = layers_[static_cast<size_t>(index)];
@@ -280,7 +282,7 @@ class Model {
     args_.cache_bytes = case_.codes ? 1 : 2;
     args_.norms_after_rotary = case_.norms_after_rotary;
     args_.gate = {static_cast<int>(Activation::kSilu), 0.0f, 0.0f};
-    args_.router = RouterToTwo(case_.sigmoid);
+    args_.router = RouterToTwo(case_.sigmoid, case_.groups);
     args_.router.shared = case_.parts;
     args_.router.shared_gated = case_.gated ? 1 : 0;
     CacheGroup& group = args_.groups[0];
@@ -420,7 +422,7 @@ INSTANTIATE_TEST_SUITE_P(
                   .sigmoid = true,
                   .norms_after_rotary = true,
                   .rows = 2},
-        ModelCase{.name = "large_teams", .team_warps_log2 = 3},
+        ModelCase{.name = "large_teams", .sigmoid = true, .groups = 1, .team_warps_log2 = 3},
         ModelCase{.name = "wide", .parts = 2, .gated = true, .team_warps_log2 = 2, .errs = true},
         ModelCase{.name = "sigmoid",
                   .parts = 3,

@@ -316,7 +316,7 @@ class PersistentBlock {
     const bool awaits = thread_ < static_cast<int>(gridDim.x);
     const uint32_t* const others = Words(index) + args_.exchange.arrived + thread_;
     const uint32_t arrived = awaits ? PollWord(others) : 0;
-    const ExpertChoice<HasSharedExperts(kForm)> choice(
+    const ExpertChoice<HasSharedExperts(kForm), HasSigmoids(kForm)> choice(
         args_, layer, Words(index) + args_.exchange.logits, Tag(index));
     choice.PublishLogits();
     if constexpr (kHybrid) DeltaRow(args_, layer).StoreWindow();

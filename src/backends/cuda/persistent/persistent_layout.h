@@ -60,6 +60,11 @@ constexpr bool IsGeneral(PersistentForm form) {
 constexpr bool HasSharedExperts(PersistentForm form) {
   return form == PersistentForm::kHybrid || IsBetween(form) || IsGeneral(form);
 }
+/// Whether a router's sigmoids are selected by without its own code: several rows of attention have
+/// no registers for it.
+constexpr bool HasSigmoids(PersistentForm form) {
+  return form == PersistentForm::kGeneral || IsBetween(form);
+}
 /// Whether upper slots of the rings have a mixer's inputs meanwhile.
 constexpr bool SharesRing(PersistentForm form) { return !IsRows(form) && !IsBetween(form); }
 inline constexpr int kMostPersistentRows = 8;

@@ -153,8 +153,8 @@ class PersistentRows : private RowsPart {
     const bool awaits = thread_ < static_cast<int>(gridDim.x);
     const uint32_t* const others = Words(index) + args_.exchange.arrived + thread_;
     const uint32_t arrived = awaits ? PollWord(others) : 0;
-    const RowsChoice<kGeneral> choice(args_, layer, Words(index) + args_.exchange.logits,
-                                      Tag(index));
+    const RowsChoice<kGeneral, HasSigmoids(kForm)> choice(
+        args_, layer, Words(index) + args_.exchange.logits, Tag(index));
     choice.PublishLogits();
     // Every CTA has read all of the layer before.
     if (awaits) AwaitWord(others, arrived, Tag(index));
