@@ -49,22 +49,17 @@ class PersistentBlock {
 
   /// The parts of shared memory that are there before the first layer.
   MARLIN_DEVICE void Begin() {
-    if constexpr (kBetween) CopySchedules(args_);
-    auto* const residual = Residual();
-    for (int i = thread_; i < args_.features / 4; i += kPersistentThreads) {
-      residual[i] = reinterpret_cast<const float4*>(args_.hidden)[i];
-    }
+    if constexpr (!kBetween) ReadResidual();
     if (thread_ < kMostChosenExperts) {
       const int of_shared = thread_ - args_.router.top_k;
       Scratch().ids[thread_] = of_shared < 0 ? 0 : args_.router.experts + of_shared;
     }
     if (thread_ == 0) FindParts();
     if constexpr (kBetween) {
-      WaitForAllCopies();
+      BeginChain(args_);
+      ReadResidual();
+      if (thread_ == 0) Scratch().clock = args_.clock[0];
       SyncFirst<kPersistentThreads>();
-      // The rings are empty.
-      AllowCopies(args_, Phase::kQkv);
-      AllowCopies(args_, Phase::kOut);
       PublishArrival(0);
     } else {
       BeginTables<kForm>(args_);
@@ -84,6 +79,8 @@ class PersistentBlock {
       const bool scales =
           normalizes || (kBetween && which == Phase::kOut && phase != args_.first_phase);
       if (phase == phases) {
+        // The next kernel finds room once CTAs have ended, and waits for all that they store.
+        if constexpr (kBetween) TriggerDependentLaunch();
         EndRun(phase);
         break;
       }
@@ -129,6 +126,13 @@ class PersistentBlock {
   static constexpr bool kAttends = !kHybrid && !kBetween;  ///< In every layer.
   /// The other forms lack registers for finding outputs early, and for as many words in flight.
   static constexpr bool kFindsEarly = kForm == PersistentForm::kToken || kBetween;
+
+  MARLIN_DEVICE void ReadResidual() const {
+    auto* const residual = Residual();
+    for (int i = thread_; i < args_.features / 4; i += kPersistentThreads) {
+      residual[i] = reinterpret_cast<const float4*>(args_.hidden)[i];
+    }
+  }
 
   /// The inputs of a phase, as activations.
   MARLIN_DEVICE void PrepareInputs(int phase) {
@@ -198,7 +202,6 @@ class PersistentBlock {
     PersistentScratch& scratch = Scratch();
     const auto blocks = static_cast<int>(gridDim.x);
     scratch.router_rows = max(args_.router.rows() - block + blocks - 1, 0) / blocks;
-    if constexpr (kBetween) scratch.clock = args_.clock[0];
     if (kBetween || (kHybrid && args_.kv_heads == 0)) return;
     scratch.sequence = 0;
     scratch.kv_head = block / args_.attention_splits;

@@ -42,13 +42,10 @@ class PersistentRows : private RowsPart {
       Scratch().weights[thread_] = of_shared < 0 ? 0.0f : 1.0f;
     }
     if constexpr (kBetween) {
-      CopySchedules(args_);
+      BeginChain(args_);
       RowsResidual(args_).Read();
-      WaitForAllCopies();
+      if (thread_ == 0) Scratch().clock = args_.clock[0];
       SyncFirst<kPersistentThreads>();
-      // The rings are empty.
-      AllowCopies(args_, Phase::kQkv);
-      AllowCopies(args_, Phase::kOut);
       PublishArrival(0);
     } else {
       BeginAttention();
@@ -63,6 +60,7 @@ class PersistentRows : private RowsPart {
       const auto which = static_cast<Phase>(phase % kPhases);
       const int index = phase / kPhases;
       const bool normalizes = which == Phase::kQkv || which == Phase::kGates;
+      if (kBetween && phase == args_.end_phase) TriggerDependentLaunch();
       if (kBetween && phase == args_.end_phase && which != Phase::kQkv) {
         ProjectionsOf(phase).Store();
         break;
@@ -126,10 +124,7 @@ class PersistentRows : private RowsPart {
     const auto blocks = static_cast<int>(gridDim.x);
     PersistentScratch& scratch = Scratch();
     scratch.router_rows = max(args_.router.rows() - block + blocks - 1, 0) / blocks;
-    if constexpr (kBetween) {
-      scratch.clock = args_.clock[0];
-      return;
-    }
+    if constexpr (kBetween) return;
     const int part = block / args_.attention_splits;
     const bool attends = part < args_.rows * args_.kv_heads;
     const int row = attends ? part / args_.kv_heads : 0;

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -211,18 +212,21 @@ class PersistentSteps final : public FusedOperations {
     return reinterpret_cast<uint32_t*>(memory.data());
   }
 
-  /// Cooperative: the CTAs wait for each other.
+  /// Cooperative: the CTAs wait for each other. A run between attentions begins while the operation
+  /// before it ends.
   cudaError_t Launch(PersistentArguments& args, const void* function, cudaStream_t stream) const {
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(static_cast<unsigned>(blocks_));
     config.blockDim = dim3(kPersistentBlock);
     config.dynamicSmemBytes = static_cast<size_t>(args.shared.bytes);
     config.stream = stream;
-    cudaLaunchAttribute cooperative = {};
-    cooperative.id = cudaLaunchAttributeCooperative;
-    cooperative.val.cooperative = 1;
-    config.attrs = &cooperative;
-    config.numAttrs = 1;
+    std::array<cudaLaunchAttribute, 2> attributes = {};
+    attributes[0].id = cudaLaunchAttributeCooperative;
+    attributes[0].val.cooperative = 1;
+    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[1].val.programmaticStreamSerializationAllowed = 1;
+    config.attrs = attributes.data();
+    config.numAttrs = IsBetween(args.form) ? 2 : 1;
     void* parameters[] = {&args};
     return cudaLaunchKernelExC(&config, function, parameters);
   }
