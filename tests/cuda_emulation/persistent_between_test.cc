@@ -11,6 +11,7 @@
 #include <optional>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "backends/cuda/persistent/persistent_kernel.cuh"
@@ -91,11 +92,13 @@ class BetweenRun {
     args_.latent = latent.data();
     const cuda_emulation::Shape shape = {dim3(static_cast<unsigned>(case_.blocks)),
                                          kPersistentBlock, args_.shared.bytes, seed};
+    cuda_emulation::Prefetched().clear();
     const auto kernel = rows > 1 ? &PersistentKernel<CodeKind::kFp4, PersistentForm::kBetweenRows>
                                  : &PersistentKernel<CodeKind::kFp4, PersistentForm::kBetween>;
     ASSERT_EQ(cuda_emulation::Emulate(kernel, shape, args_), "");
     EXPECT_EQ(any_error_, 0);
     EXPECT_GT(margin_, 0.004) << "experts that rounding may exchange";
+    if (rows == 1) ExpectPrefetched();
     const bool projects = case_.projections != Projections::kNone;
     for (int row = 0; row < rows; ++row) {
       const Vector& its = wanted[static_cast<size_t>(row)];
@@ -117,6 +120,25 @@ class BetweenRun {
   const std::vector<float>& last() const { return last_; }
 
  private:
+  /// Every tile of the shared expert was requested once, and nothing else.
+  void ExpectPrefetched() const {
+    std::vector<std::pair<const std::byte*, int>> wanted;
+    for (const Mlp& mlp : shared_) {
+      for (const PhaseGemm& gemm : {mlp.gate.Gemm(), mlp.up.Gemm(), mlp.down.Gemm()}) {
+        for (int strip = 0; strip < gemm.strips; ++strip) {
+          for (int tile = 0; tile < gemm.k_tiles; ++tile) {
+            const uint8_t* const at = gemm.weights.tiles + TileOffset(gemm.weights, strip, tile);
+            wanted.emplace_back(reinterpret_cast<const std::byte*>(at), gemm.weights.tile_bytes);
+          }
+        }
+      }
+    }
+    auto found = cuda_emulation::Prefetched();
+    std::ranges::sort(wanted);
+    std::ranges::sort(found);
+    EXPECT_EQ(found, wanted);
+  }
+
   // In double:
 
   static Vector RowOf(const Floats& rows, int row, int width) {

@@ -294,6 +294,7 @@ class TileCopier {
       // Where a run ends with projections, there may be no MLP.
       if (which == Phase::kOut && (!kBetween || layer == 0)) CopyMlp(layer);
       CopyPhase(phase);
+      if (kForm == PersistentForm::kBetween && phase == args.first_phase) PrefetchShared(layer);
       if (which == Phase::kGates && layer + 1 < args.layer_count) CopyLayer(layer + 1);
     }
   }
@@ -380,6 +381,25 @@ class TileCopier {
     for (int row = 0; row < rows; ++row) {
       const float* const from = layer.router + (blockIdx.x + row * gridDim.x) * args.features;
       CopyBulk(base + args.shared.router + row * row_bytes, from, row_bytes, barrier);
+    }
+  }
+
+  /// Brings the CTA's tiles of the shared expert to L2 while memory would wait for the router.
+  MARLIN_DEVICE void PrefetchShared(int layer) const {
+    const PersistentArguments& args = tables_.args;
+    if (args.router.shared == 0) return;
+    AwaitLayer(args, LayerBarrier::kMlp, layer);
+#pragma unroll 1
+    for (int phase = layer * kPhases + static_cast<int>(Phase::kGates);
+         phase < (layer + 1) * kPhases; ++phase) {
+      const PhaseGemm& gemm = tables_.GemmOf(phase);
+      const Schedule& schedule = tables_.ScheduleOf(gemm);
+#pragma unroll 1
+      for (int i = 32 * half_ + Lane(); i < schedule.tiles; i += 64) {
+        const ScheduledTile& tile = TileAt(schedule, i);
+        if (tile.selection < gemm.first_shared()) continue;
+        PrefetchBulk(tables_.Find(phase, tile), gemm.shared.tile_bytes);
+      }
     }
   }
 
