@@ -69,7 +69,7 @@ Result<FusedRun> CudaDecoder::Fuse(const StepDescription& step,
   if (!shape_.has_wgmma) {
     return FusedRun{0, nullptr, "the persistent kernel is for 9.0a"};
   }
-  return FusePersistent(device_, errors_, shape_, step, operations);
+  return FusePersistent(*pool_, errors_, shape_, step, operations);
 }
 
 bool CudaDecoder::RoutesRows(const RouteRowsCall& call) const {

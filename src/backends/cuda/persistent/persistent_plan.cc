@@ -735,4 +735,30 @@ std::optional<PersistentArguments> LayOutPersistent(const PersistentArguments& s
   return args;
 }
 
+std::vector<int> ExchangeKey(const PersistentArguments& args,
+                             std::span<const PersistentLayer> layers) {
+  if (!IsBetween(args.form)) return {};
+  const PersistentExchange& at = args.exchange;
+  std::vector<int> key = {static_cast<int>(args.form),
+                          args.rows,
+                          args.features,
+                          args.first_phase,
+                          args.end_phase,
+                          args.router.rows(),
+                          args.router.selected(),
+                          at.logits,
+                          at.arrived,
+                          at.inputs[0],
+                          at.inputs[1],
+                          at.words};
+  key.insert(key.end(), std::begin(at.phases), std::end(at.phases));
+  for (const PersistentLayer& layer : layers) {
+    for (const PhaseGemm& gemm : layer.gemms) {
+      key.push_back(gemm.splits);
+      key.push_back(gemm.columns);
+    }
+  }
+  return key;
+}
+
 }  // namespace marlin::cuda

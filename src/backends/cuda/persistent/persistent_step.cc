@@ -4,8 +4,7 @@
 
 #include <algorithm>
 #include <array>
-#include <map>
-#include <mutex>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -16,6 +15,7 @@
 #include "backends/cuda/layout/code_kind.h"
 #include "backends/cuda/persistent/persistent_description.h"
 #include "backends/cuda/persistent/persistent_plan.h"
+#include "backends/cuda/persistent/persistent_pool.h"
 #include "backends/cuda/plan/kernel_instances.h"
 #include "backends/cuda/weights/dequantize_prepared.h"
 #include "backends/cuda/weights/prepared_tiles.h"
@@ -30,7 +30,8 @@ struct PersistentForRows {
   PersistentArguments arguments;
   const void* function = nullptr;
   DeviceMemory layers;
-  DeviceMemory schedules;
+  std::shared_ptr<const DeviceMemory> schedules;
+  std::shared_ptr<ExchangeBuffers> buffers;
 };
 
 /// The layers of a number of rows, and how the kernel runs them.
@@ -46,7 +47,8 @@ class PersistentSteps final : public FusedOperations {
       : device_(std::move(device)), errors_(errors), blocks_(blocks) {}
 
   /// Uploads what the kernel reads. `plans`: of one row, then of as many as there are.
-  Status Load(const PersistentDescription& model, std::span<PersistentPlan> plans) {
+  Status Load(const PersistentDescription& model, std::span<PersistentPlan> plans,
+              PersistentPool& pool) {
     const DeviceScope scope(device_->index);
     const PersistentArguments& shape = plans[0].arguments;
     const auto expert_bytes =
@@ -57,7 +59,9 @@ class PersistentSteps final : public FusedOperations {
       MARLIN_ASSIGN_OR_RETURN(experts_, DeviceMemory::Allocate(device_, expert_bytes));
       MARLIN_RETURN_IF_ERROR(Upload(experts_, model.experts().data(), expert_bytes));
     }
-    for (PersistentPlan& plan : plans) MARLIN_RETURN_IF_ERROR(LoadPlan(model.kind(), &plan));
+    for (PersistentPlan& plan : plans) {
+      MARLIN_RETURN_IF_ERROR(LoadPlan(model.kind(), &plan, pool));
+    }
     return Check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   }
 
@@ -79,7 +83,7 @@ class PersistentSteps final : public FusedOperations {
     const DeviceScope scope(device_->index);
     const PersistentForRows& found = *Find(values.rows());
     PersistentArguments args = found.arguments;
-    MARLIN_ASSIGN_OR_RETURN(args.words, WordsOf(static_cast<cudaStream_t>(stream), args));
+    MARLIN_ASSIGN_OR_RETURN(args.words, found.buffers->Of(static_cast<cudaStream_t>(stream)));
     args.clock = args.words + 2 * args.exchange.words;
     args.hidden = values.hidden.As<float>();
     args.position = values.positions.As<int32_t>();
@@ -119,7 +123,7 @@ class PersistentSteps final : public FusedOperations {
     return found == plans_.end() ? nullptr : &*found;
   }
 
-  Status LoadPlan(CodeKind kind, PersistentPlan* plan) {
+  Status LoadPlan(CodeKind kind, PersistentPlan* plan, PersistentPool& pool) {
     PersistentForRows loaded;
     PersistentArguments& args = loaded.arguments;
     args = plan->arguments;
@@ -132,10 +136,11 @@ class PersistentSteps final : public FusedOperations {
     if (args.form != PersistentForm::kHybrid && args.kv_heads > 0) {
       MARLIN_RETURN_IF_ERROR(CopyHeadNorms(plan->layers, args.key_dim, loaded.layers));
     }
-    const auto schedule_bytes = static_cast<int64_t>(plan->schedules.data.size());
-    MARLIN_ASSIGN_OR_RETURN(loaded.schedules, DeviceMemory::Allocate(device_, schedule_bytes));
-    MARLIN_RETURN_IF_ERROR(Upload(loaded.schedules, plan->schedules.data.data(), schedule_bytes));
-    args.schedules = loaded.schedules.data();
+    MARLIN_ASSIGN_OR_RETURN(loaded.schedules, pool.Copy(plan->schedules.data));
+    const int64_t words = 2 * int64_t{args.exchange.words} + kClocks;
+    loaded.buffers =
+        pool.Buffers(ExchangeKey(args, plan->layers), words * int64_t{sizeof(uint32_t)});
+    args.schedules = loaded.schedules->data();
     args.layers = reinterpret_cast<const PersistentLayer*>(loaded.layers.data());
     args.errors = errors_.view();
     plans_.push_back(std::move(loaded));
@@ -195,23 +200,6 @@ class PersistentSteps final : public FusedOperations {
     return memory;
   }
 
-  /// The exchange buffers of a stream and a number of rows: launches on one stream follow each
-  /// other, and every launch writes all words.
-  Result<uint32_t*> WordsOf(cudaStream_t stream, const PersistentArguments& args) const {
-    const std::lock_guard lock(mutex_);
-    DeviceMemory& memory = words_[{stream, args.rows}];
-    if (memory.data() == nullptr) {
-      const AllowAllocation allow;
-      const auto bytes = (2 * int64_t{args.exchange.words} + kClocks) * int64_t{sizeof(uint32_t)};
-      MARLIN_ASSIGN_OR_RETURN(memory, DeviceMemory::Allocate(device_, bytes));
-      const std::vector<uint8_t> zeros(static_cast<size_t>(bytes));
-      MARLIN_RETURN_IF_ERROR(Upload(memory, zeros.data(), bytes));
-      // The copy may return before it is done, and other streams do not wait for it.
-      MARLIN_RETURN_IF_ERROR(Check(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize"));
-    }
-    return reinterpret_cast<uint32_t*>(memory.data());
-  }
-
   /// Cooperative: the CTAs wait for each other. A run between attentions begins while the operation
   /// before it ends.
   cudaError_t Launch(PersistentArguments& args, const void* function, cudaStream_t stream) const {
@@ -238,8 +226,6 @@ class PersistentSteps final : public FusedOperations {
   DeviceMemory experts_;
   DeviceMemory routers_;
   DeviceMemory delta_rows_;
-  mutable std::mutex mutex_;
-  mutable std::map<std::pair<cudaStream_t, int>, DeviceMemory> words_;
 };
 
 /// Which layers a model has: in the order in which their operations are taken.
@@ -372,9 +358,8 @@ class RunLayers {
 
 }  // namespace
 
-Result<FusedRun> FusePersistent(const std::shared_ptr<DeviceHandle>& device,
-                                const ValueErrors& errors, const DeviceShape& shape,
-                                const StepDescription& step,
+Result<FusedRun> FusePersistent(PersistentPool& pool, const ValueErrors& errors,
+                                const DeviceShape& shape, const StepDescription& step,
                                 std::span<const StepOperation> operations) {
   if (const auto* const mix = std::get_if<MixStep>(&operations.front())) {
     return Refuse(mix->layer, {"a mixer other than attention"});
@@ -408,8 +393,8 @@ Result<FusedRun> FusePersistent(const std::shared_ptr<DeviceHandle>& device,
     std::optional<PersistentPlan> more = PlanRows(rows, model, shape);
     if (more.has_value()) plans.push_back(*std::move(more));
   }
-  auto run = std::make_unique<PersistentSteps>(device, errors, shape.multiprocessors);
-  MARLIN_RETURN_IF_ERROR(run->Load(model, plans));
+  auto run = std::make_unique<PersistentSteps>(pool.device(), errors, shape.multiprocessors);
+  MARLIN_RETURN_IF_ERROR(run->Load(model, plans, pool));
   return FusedRun{count, std::move(run), run_layers.rest()};
 }
 

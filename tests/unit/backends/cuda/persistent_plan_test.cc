@@ -593,6 +593,29 @@ TEST(PersistentPlan, RingsHaveTheRestOfTheMemoryBetweenAttentions) {
   EXPECT_FALSE(LayOutBetween(LayersBetween(false), 2048, 120000).has_value());
 }
 
+TEST(PersistentPlan, LayersThatWriteTheSameWordsShareThem) {
+  const auto key = [](const std::vector<PersistentLayer>& layers) {
+    const auto args = LayOutBetween(layers, 2048);
+    EXPECT_TRUE(args.has_value());
+    return args.has_value() ? ExchangeKey(*args, layers) : std::vector<int>();
+  };
+  std::vector<PersistentLayer> layers = LayersBetween(false);
+  const std::vector<int> usual = key(layers);
+  EXPECT_FALSE(usual.empty());
+  const float norm = 1;
+  layers[0].mlp_norm = &norm;
+  EXPECT_EQ(key(layers), usual) << "other weights of the same sizes";
+  layers[1].gemms[0] = Pair(3072, 608, 2048);
+  EXPECT_NE(key(layers), usual) << "other latents";
+  layers.pop_back();
+  EXPECT_NE(key(layers), usual) << "no projections";
+  std::vector<PersistentLayer> plain(2, Layer());
+  const Schedules schedules = ScheduleLayers(plain, kBlocks);
+  const auto args = LayOutPersistent(Shape(), plain, schedules, kBlocks, kSharedBytes);
+  ASSERT_TRUE(args.has_value());
+  EXPECT_TRUE(ExchangeKey(*args, plain).empty()) << "all layers in one run";
+}
+
 bool Fits(const PersistentArguments& shape, std::vector<PersistentLayer> layers,
           int shared_bytes = kSharedBytes) {
   const Schedules schedules = ScheduleLayers(layers, kBlocks);

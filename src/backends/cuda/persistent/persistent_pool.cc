@@ -1,0 +1,54 @@
+#include "backends/cuda/persistent/persistent_pool.h"
+
+#include "base/macros.h"
+
+namespace marlin::cuda {
+
+Result<uint32_t*> ExchangeBuffers::Of(cudaStream_t stream) {
+  const std::lock_guard lock(mutex_);
+  DeviceMemory& memory = of_streams_[stream];
+  if (memory.data() == nullptr) {
+    const AllowAllocation allow;
+    MARLIN_ASSIGN_OR_RETURN(memory, DeviceMemory::Allocate(device_, bytes_));
+    const std::vector<uint8_t> zeros(static_cast<size_t>(bytes_));
+    const cudaError_t copied =
+        cudaMemcpy(memory.data(), zeros.data(), zeros.size(), cudaMemcpyHostToDevice);
+    MARLIN_RETURN_IF_ERROR(device_->errors.Check(copied, "cudaMemcpy"));
+    // The copy may return before it is done, and other streams do not wait for it.
+    MARLIN_RETURN_IF_ERROR(
+        device_->errors.Check(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize"));
+  }
+  return reinterpret_cast<uint32_t*>(memory.data());
+}
+
+std::shared_ptr<ExchangeBuffers> PersistentPool::Buffers(const std::vector<int>& key,
+                                                         int64_t bytes) {
+  if (key.empty()) return std::make_shared<ExchangeBuffers>(device_, bytes);
+  const std::lock_guard lock(mutex_);
+  std::erase_if(buffers_, [](const auto& entry) { return entry.second.expired(); });
+  std::weak_ptr<ExchangeBuffers>& found = buffers_[key];
+  std::shared_ptr<ExchangeBuffers> buffers = found.lock();
+  if (buffers == nullptr) {
+    buffers = std::make_shared<ExchangeBuffers>(device_, bytes);
+    found = buffers;
+  }
+  return buffers;
+}
+
+Result<std::shared_ptr<const DeviceMemory>> PersistentPool::Copy(const std::vector<uint8_t>& data) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(copies_, [](const auto& entry) { return entry.second.expired(); });
+  if (const auto found = copies_.find(data); found != copies_.end()) {
+    if (auto memory = found->second.lock(); memory != nullptr) return memory;
+  }
+  MARLIN_ASSIGN_OR_RETURN(DeviceMemory made,
+                          DeviceMemory::Allocate(device_, static_cast<int64_t>(data.size())));
+  const cudaError_t copied =
+      cudaMemcpy(made.data(), data.data(), data.size(), cudaMemcpyHostToDevice);
+  MARLIN_RETURN_IF_ERROR(device_->errors.Check(copied, "cudaMemcpy"));
+  auto memory = std::make_shared<const DeviceMemory>(std::move(made));
+  copies_[data] = memory;
+  return memory;
+}
+
+}  // namespace marlin::cuda

@@ -1,0 +1,53 @@
+// Device memory that runs of the persistent kernel share.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "backends/cuda/runtime/device_memory.h"
+
+namespace marlin::cuda {
+
+/// Exchange buffers and their clocks, for every stream.
+class ExchangeBuffers {
+ public:
+  ExchangeBuffers(std::shared_ptr<DeviceHandle> device, int64_t bytes)
+      : device_(std::move(device)), bytes_(bytes) {}
+  /// A stream's, which are zeros at first: launches on it follow each other, and every launch
+  /// writes the same words. Errors: kOutOfMemory, kDeviceLost.
+  Result<uint32_t*> Of(cudaStream_t stream);
+
+ private:
+  const std::shared_ptr<DeviceHandle> device_;
+  const int64_t bytes_;
+  std::mutex mutex_;
+  std::map<cudaStream_t, DeviceMemory> of_streams_;
+};
+
+/// The memory of runs that are alike: a model with latent attention has a run for every layer.
+/// Thread-safe.
+class PersistentPool {
+ public:
+  explicit PersistentPool(std::shared_ptr<DeviceHandle> device) : device_(std::move(device)) {}
+
+  const std::shared_ptr<DeviceHandle>& device() const { return device_; }
+  /// The buffers of all runs with the same key (ExchangeKey); with an empty one, of this run alone.
+  std::shared_ptr<ExchangeBuffers> Buffers(const std::vector<int>& key, int64_t bytes);
+  /// A copy of the bytes. Errors: kOutOfMemory, kDeviceLost.
+  Result<std::shared_ptr<const DeviceMemory>> Copy(const std::vector<uint8_t>& data);
+
+ private:
+  const std::shared_ptr<DeviceHandle> device_;
+  std::mutex mutex_;
+  std::map<std::vector<int>, std::weak_ptr<ExchangeBuffers>> buffers_;
+  std::map<std::vector<uint8_t>, std::weak_ptr<const DeviceMemory>> copies_;
+};
+
+}  // namespace marlin::cuda
