@@ -242,7 +242,7 @@ TEST(PersistentLayers, TakesTheLayersBetweenLatentAttentions) {
     const auto steps = TakeLayerBetween(all.subspan(from), first);
     return steps.has_value() ? steps->count : 0;
   };
-  for (const size_t from : {0, 1, 2, 4, 5, 6, 7, 9, 10, 11, 12}) {
+  for (const size_t from : std::vector<size_t>{0, 1, 2, 4, 5, 6, 7, 9, 10, 11, 12}) {
     EXPECT_EQ(count(from, true), 0) << from;
   }
   EXPECT_EQ(count(3, true), 3);
@@ -250,7 +250,8 @@ TEST(PersistentLayers, TakesTheLayersBetweenLatentAttentions) {
   EXPECT_EQ(count(6, false), 1);
   EXPECT_TRUE(TakeLayerBetween(all.subspan(6), false)->ends());
   EXPECT_FALSE(TakeLayerBetween(all.subspan(3), true)->ends());
-  for (const size_t from : {3, 7, 8, 11, 12}) EXPECT_EQ(count(from, false), 0) << from;
+  for (const size_t from : std::vector<size_t>{3, 7, 8, 11, 12})
+    EXPECT_EQ(count(from, false), 0) << from;
 }
 
 TEST(PersistentLayers, TakesTheLayersOfAHybridModel) {
