@@ -120,20 +120,23 @@ class BetweenRun {
   const std::vector<float>& last() const { return last_; }
 
  private:
+  using Ranges = std::vector<std::pair<const std::byte*, int>>;
+  static void AddTiles(const PhaseGemm& gemm, Ranges* ranges) {
+    for (int i = 0; i < gemm.strips * gemm.k_tiles; ++i) {
+      const int64_t offset = TileOffset(gemm.weights, i / gemm.k_tiles, i % gemm.k_tiles);
+      ranges->emplace_back(reinterpret_cast<const std::byte*>(gemm.weights.tiles + offset),
+                           gemm.weights.tile_bytes);
+    }
+  }
   /// Every tile of the shared expert was requested once, and nothing else.
   void ExpectPrefetched() const {
-    std::vector<std::pair<const std::byte*, int>> wanted;
+    Ranges wanted;
     for (const Mlp& mlp : shared_) {
-      for (const PhaseGemm& gemm : {mlp.gate.Gemm(), mlp.up.Gemm(), mlp.down.Gemm()}) {
-        for (int strip = 0; strip < gemm.strips; ++strip) {
-          for (int tile = 0; tile < gemm.k_tiles; ++tile) {
-            const uint8_t* const at = gemm.weights.tiles + TileOffset(gemm.weights, strip, tile);
-            wanted.emplace_back(reinterpret_cast<const std::byte*>(at), gemm.weights.tile_bytes);
-          }
-        }
+      for (const Matrix* matrix : {&mlp.gate, &mlp.up, &mlp.down}) {
+        AddTiles(matrix->Gemm(), &wanted);
       }
     }
-    auto found = cuda_emulation::Prefetched();
+    Ranges found = cuda_emulation::Prefetched();
     std::ranges::sort(wanted);
     std::ranges::sort(found);
     EXPECT_EQ(found, wanted);
@@ -285,7 +288,7 @@ TEST_P(PersistentBetween, IsNearToDoubleInAnyOrder) {
   run.Step(501, 3);
   EXPECT_EQ(run.last(), first);
   // Clocks advance through all tags of both buffers.
-  for (const uint32_t inputs : {600, 700, 800}) run.Step(inputs, 0);
+  for (const uint32_t inputs : {600U, 700U, 800U}) run.Step(inputs, 0);
   run.Step(501, 4);
   EXPECT_EQ(run.last(), first);
 }
