@@ -78,6 +78,7 @@ class BetweenRun {
       mixed.data()[i] = Bf16ToFloat(bits);
     }
     std::vector<Vector> wanted;
+    wanted.reserve(static_cast<size_t>(rows));
     for (int row = 0; row < rows; ++row) {
       wanted.push_back(RunInDouble(RowOf(hidden, row, kFeatures), RowOf(mixed, row, kMixed)));
     }
