@@ -227,6 +227,26 @@ Support PersistentDescription::AddDelta(const GatedDeltaStep& step, PersistentLa
   return {};
 }
 
+void PersistentDescription::AddAhead(std::span<const StepOperation> operations) {
+  if (operations.size() < 2) return;
+  const auto* const attention = std::get_if<AttentionStep>(&operations[0]);
+  const auto* const out = std::get_if<ProjectAddStep>(&operations[1]);
+  if (attention == nullptr || out == nullptr) return;
+  for (const TensorView& matrices : {attention->latent_keys, attention->latent_values}) {
+    AddAheadRange(matrices.data(), matrices.ElementCount() * DTypeBytes(matrices.dtype()));
+  }
+  PhaseGemm gemm;
+  if (!gemms_.Add(out->linear, 1, &gemm).ok()) return;
+  AddAheadRange(gemm.weights.tiles, Internals::Storage(out->linear.parts[0])->bytes);
+}
+
+void PersistentDescription::AddAheadRange(const void* data, int64_t bytes) {
+  bytes = std::min(bytes, kMostAheadBytes - ahead_bytes_) / 16 * 16;
+  if (data == nullptr || bytes == 0 || ahead_ == kMostAhead) return;
+  shape_.ahead[ahead_++] = {static_cast<const uint8_t*>(data), bytes};
+  ahead_bytes_ += bytes;
+}
+
 /// Takes the general form for what kToken lacks; kHybrid has shared experts of its own.
 void PersistentDescription::TakeGeneralForm() {
   if (shape_.form == PersistentForm::kToken) shape_.form = PersistentForm::kGeneral;

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "backends/cuda/layout/code_kind.h"
@@ -21,6 +22,9 @@ class PersistentDescription {
   explicit PersistentDescription(int blocks) : blocks_(blocks) {}
 
   Support AddLayer(const LayerSteps& steps, int64_t hidden);
+  /// Requests what the next layer's latent attention and output projection read. `operations`: the
+  /// ones after the layers.
+  void AddAhead(std::span<const StepOperation> operations);
 
   /// Precondition: a layer was added.
   CodeKind kind() const { return gemms_.kind(); }
@@ -42,6 +46,7 @@ class PersistentDescription {
   Support SetAttention(const AttentionStep& step, int64_t hidden);
   Support SetGate(const GateOptions& gate);
   void TakeGeneralForm();
+  void AddAheadRange(const void* data, int64_t bytes);
   Support SetRouter(const RouterOptions& options, const ExpertsStep& step);
   Support AddMlp(const LayerSteps& steps, PersistentLayer* layer);
   Support AddExperts(const LayerSteps& steps, PersistentLayer* layer);
@@ -50,6 +55,8 @@ class PersistentDescription {
   const int blocks_;
   PersistentGemms gemms_;
   PersistentArguments shape_;
+  int ahead_ = 0;  ///< Ranges of the shape's.
+  int64_t ahead_bytes_ = 0;
   std::array<std::optional<int>, kMostCacheGroups> windows_;
   std::vector<PersistentLayer> layers_;
   std::vector<PersistentExpert> experts_;

@@ -435,6 +435,16 @@ struct PersistentDelta {
 
 inline constexpr int kClocks = 3;
 
+/// Bytes that the operations after a run read, in their order: they are requested into L2 at its
+/// end. Both are multiples of 16.
+struct AheadRange {
+  const uint8_t* data = nullptr;
+  int64_t bytes = 0;
+};
+inline constexpr int kMostAhead = 3;
+/// All together: a part of L2.
+inline constexpr int64_t kMostAheadBytes = int64_t{16} << 20;
+
 struct PersistentArguments {
   const PersistentLayer* layers = nullptr;
   int layer_count = 0;
@@ -475,6 +485,7 @@ struct PersistentArguments {
   /// The last layer's projections, if the run ends after them, and its latents: [rows] of each.
   float* projected = nullptr;
   float* latent = nullptr;
+  AheadRange ahead[kMostAhead];
   const uint8_t* schedules = nullptr;  ///< [CTAs][schedule_bytes]
   int schedule_bytes = 0;
   int slots = 0;  ///< In a warp's ring.

@@ -84,8 +84,9 @@ std::optional<PersistentArguments> LayOutPersistent(const PersistentArguments& s
                                                     const Schedules& schedules, int blocks,
                                                     int shared_bytes);
 
-/// What the words of a run's launches depend on: runs with the same key may have the same exchange
-/// buffers, because each writes all words that any of them writes. Empty: the run has its own.
+/// The sizes on which the words of a run's launches depend: runs with the same key may have the
+/// same exchange buffers, because each writes all words that any of them writes. Empty: the run has
+/// its own.
 std::vector<int> ExchangeKey(const PersistentArguments& args,
                              std::span<const PersistentLayer> layers);
 

@@ -376,6 +376,7 @@ Result<FusedRun> FusePersistent(PersistentPool& pool, const ValueErrors& errors,
     return FusedRun{0, nullptr, std::move(reason)};
   }
   const size_t count = run_layers.count();
+  if (run_layers.layers() == ModelLayers::kBetween) model.AddAhead(operations.subspan(count));
   // A run that ends in the middle of the model would leave its later layers to a second one.
   if (run_layers.layers() == ModelLayers::kAttention &&
       (count == operations.size() || !std::holds_alternative<HeadStep>(operations[count]))) {

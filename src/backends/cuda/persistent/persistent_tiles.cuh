@@ -297,6 +297,7 @@ class TileCopier {
       if (kForm == PersistentForm::kBetween && phase == args.first_phase) PrefetchShared(layer);
       if (which == Phase::kGates && layer + 1 < args.layer_count) CopyLayer(layer + 1);
     }
+    if constexpr (kBetween) RequestAhead();
   }
 
  private:
@@ -384,6 +385,20 @@ class TileCopier {
     }
   }
 
+  /// Requests the CTA's share of what comes after the run.
+  MARLIN_DEVICE void RequestAhead() const {
+    constexpr int kChunk = 4096;
+    const int64_t stride = int64_t{64} * kChunk * gridDim.x;
+#pragma unroll 1
+    for (const AheadRange& range : tables_.args.ahead) {
+      const int first = static_cast<int>(blockIdx.x + gridDim.x * (32 * half_ + Lane())) * kChunk;
+#pragma unroll 1
+      for (int64_t at = first; at < range.bytes; at += stride) {
+        const int64_t left = range.bytes - at;
+        PrefetchBulk(range.data + at, left < kChunk ? static_cast<int>(left) : kChunk);
+      }
+    }
+  }
   /// Brings the CTA's tiles of the shared expert to L2 while memory would wait for the router.
   MARLIN_DEVICE void PrefetchShared(int layer) const {
     const PersistentArguments& args = tables_.args;
