@@ -4,7 +4,7 @@
 
 namespace marlin::cuda {
 
-Result<uint32_t*> ExchangeBuffers::Of(cudaStream_t stream) {
+Result<uint8_t*> StreamMemory::Of(cudaStream_t stream) {
   const std::lock_guard lock(mutex_);
   DeviceMemory& memory = of_streams_[stream];
   if (memory.data() == nullptr) {
@@ -18,21 +18,20 @@ Result<uint32_t*> ExchangeBuffers::Of(cudaStream_t stream) {
     MARLIN_RETURN_IF_ERROR(
         device_->errors.Check(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize"));
   }
-  return reinterpret_cast<uint32_t*>(memory.data());
+  return memory.data();
 }
 
-std::shared_ptr<ExchangeBuffers> PersistentPool::Buffers(const std::vector<int>& key,
-                                                         int64_t bytes) {
-  if (key.empty()) return std::make_shared<ExchangeBuffers>(device_, bytes);
+std::shared_ptr<StreamMemory> PersistentPool::Memory(const std::vector<int>& key, int64_t bytes) {
+  if (key.empty()) return std::make_shared<StreamMemory>(device_, bytes);
   const std::lock_guard lock(mutex_);
-  std::erase_if(buffers_, [](const auto& entry) { return entry.second.expired(); });
-  std::weak_ptr<ExchangeBuffers>& found = buffers_[key];
-  std::shared_ptr<ExchangeBuffers> buffers = found.lock();
-  if (buffers == nullptr) {
-    buffers = std::make_shared<ExchangeBuffers>(device_, bytes);
-    found = buffers;
+  std::erase_if(memory_, [](const auto& entry) { return entry.second.expired(); });
+  std::weak_ptr<StreamMemory>& found = memory_[key];
+  std::shared_ptr<StreamMemory> memory = found.lock();
+  if (memory == nullptr) {
+    memory = std::make_shared<StreamMemory>(device_, bytes);
+    found = memory;
   }
-  return buffers;
+  return memory;
 }
 
 Result<std::shared_ptr<const DeviceMemory>> PersistentPool::Copy(const std::vector<uint8_t>& data) {

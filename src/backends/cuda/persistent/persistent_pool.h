@@ -1,4 +1,4 @@
-// Device memory that runs of the persistent kernel share.
+// Device memory that fused runs of operations share.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -15,14 +15,14 @@
 
 namespace marlin::cuda {
 
-/// Exchange buffers and their clocks, for every stream.
-class ExchangeBuffers {
+/// As many bytes for every stream: exchange buffers and their clocks, or a run's workspace.
+class StreamMemory {
  public:
-  ExchangeBuffers(std::shared_ptr<DeviceHandle> device, int64_t bytes)
+  StreamMemory(std::shared_ptr<DeviceHandle> device, int64_t bytes)
       : device_(std::move(device)), bytes_(bytes) {}
-  /// A stream's, which are zeros at first: launches on it follow each other, and every launch
-  /// writes the same words. Errors: kOutOfMemory, kDeviceLost.
-  Result<uint32_t*> Of(cudaStream_t stream);
+  /// A stream's, which are zeros at first: launches on it follow each other. Errors: kOutOfMemory,
+  /// kDeviceLost.
+  Result<uint8_t*> Of(cudaStream_t stream);
 
  private:
   const std::shared_ptr<DeviceHandle> device_;
@@ -38,15 +38,16 @@ class PersistentPool {
   explicit PersistentPool(std::shared_ptr<DeviceHandle> device) : device_(std::move(device)) {}
 
   const std::shared_ptr<DeviceHandle>& device() const { return device_; }
-  /// The buffers of all runs with the same key (ExchangeKey); with an empty one, of this run alone.
-  std::shared_ptr<ExchangeBuffers> Buffers(const std::vector<int>& key, int64_t bytes);
+  /// The memory of all runs with the same key (ExchangeKey, or of other numbers); with an empty
+  /// one, of this run alone.
+  std::shared_ptr<StreamMemory> Memory(const std::vector<int>& key, int64_t bytes);
   /// A copy of the bytes. Errors: kOutOfMemory, kDeviceLost.
   Result<std::shared_ptr<const DeviceMemory>> Copy(const std::vector<uint8_t>& data);
 
  private:
   const std::shared_ptr<DeviceHandle> device_;
   std::mutex mutex_;
-  std::map<std::vector<int>, std::weak_ptr<ExchangeBuffers>> buffers_;
+  std::map<std::vector<int>, std::weak_ptr<StreamMemory>> memory_;
   std::map<std::vector<uint8_t>, std::weak_ptr<const DeviceMemory>> copies_;
 };
 

@@ -31,7 +31,7 @@ struct PersistentForRows {
   const void* function = nullptr;
   DeviceMemory layers;
   std::shared_ptr<const DeviceMemory> schedules;
-  std::shared_ptr<ExchangeBuffers> buffers;
+  std::shared_ptr<StreamMemory> buffers;
 };
 
 /// The layers of a number of rows, and how the kernel runs them.
@@ -83,7 +83,9 @@ class PersistentSteps final : public FusedOperations {
     const DeviceScope scope(device_->index);
     const PersistentForRows& found = *Find(values.rows());
     PersistentArguments args = found.arguments;
-    MARLIN_ASSIGN_OR_RETURN(args.words, found.buffers->Of(static_cast<cudaStream_t>(stream)));
+    MARLIN_ASSIGN_OR_RETURN(uint8_t* const words,
+                            found.buffers->Of(static_cast<cudaStream_t>(stream)));
+    args.words = reinterpret_cast<uint32_t*>(words);
     args.clock = args.words + 2 * args.exchange.words;
     args.hidden = values.hidden.As<float>();
     args.position = values.positions.As<int32_t>();
@@ -139,7 +141,7 @@ class PersistentSteps final : public FusedOperations {
     MARLIN_ASSIGN_OR_RETURN(loaded.schedules, pool.Copy(plan->schedules.data));
     const int64_t words = 2 * int64_t{args.exchange.words} + kClocks;
     loaded.buffers =
-        pool.Buffers(ExchangeKey(args, plan->layers), words * int64_t{sizeof(uint32_t)});
+        pool.Memory(ExchangeKey(args, plan->layers), words * int64_t{sizeof(uint32_t)});
     args.schedules = loaded.schedules->data();
     args.layers = reinterpret_cast<const PersistentLayer*>(loaded.layers.data());
     args.errors = errors_.view();
