@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kHeads = 5;
 constexpr int kNope = 24;
-constexpr int kRope = 20;  ///< Of which 16 rotate.
+constexpr int kRope = 20;  ///< The first 16 rotate.
 constexpr int kPairs = 8;
 constexpr int kRank = 100;
 constexpr int kWide = kRank + kRope;

@@ -1,5 +1,5 @@
 // Preparation of a few rows for latent attention, in one launch instead of four: RoPE of the
-// queries' last features, which go behind the places of their products, RoPE of the latents' last
+// queries' last features, which go after the places of their products, RoPE of the latents' last
 // features, and the append of the latents to the paged cache.
 //
 //   A warp has a query head of a row; the last CTA of a row has its latent.
