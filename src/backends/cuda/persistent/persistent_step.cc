@@ -72,6 +72,7 @@ class PersistentSteps final : public FusedOperations {
     if (Find(rows) == nullptr || sequences < 1 || sequences > rows) return false;
     const DType mixed = values.mixed.dtype();
     if (mixed != DType::kBf16 && mixed != DType::kF32) return false;
+    if (!HasPages(*Find(rows))) return true;
     return values.pages.size() <= kMostCacheGroups &&
            std::ranges::all_of(values.pages, [](const StepPages& pages) {
              return pages.slabs.size() <= kMostCacheSlabs;
@@ -98,7 +99,7 @@ class PersistentSteps final : public FusedOperations {
     args.mixed_is_bf16 = values.mixed.dtype() == DType::kBf16;
     args.projected = values.projected.As<float>();
     args.latent = values.latent.As<float>();
-    for (size_t i = 0; i < values.pages.size(); ++i) {
+    for (size_t i = 0; HasPages(found) && i < values.pages.size(); ++i) {
       const StepPages& pages = values.pages[i];
       CacheGroup& group = args.groups[i];
       std::ranges::copy(pages.slabs, group.slabs);
@@ -118,6 +119,8 @@ class PersistentSteps final : public FusedOperations {
                  "cudaMemcpy");
   }
 
+  /// Whether the kernel reads caches or states.
+  static bool HasPages(const PersistentForRows& plan) { return !IsBetween(plan.arguments.form); }
   /// Null: the kernel takes no such number of rows.
   const PersistentForRows* Find(int64_t rows) const {
     const auto found = std::ranges::find(
