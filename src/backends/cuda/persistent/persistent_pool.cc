@@ -1,5 +1,7 @@
 #include "backends/cuda/persistent/persistent_pool.h"
 
+#include <utility>
+
 #include "base/macros.h"
 
 namespace marlin::cuda {
@@ -35,9 +37,10 @@ std::shared_ptr<StreamMemory> PersistentPool::Memory(const std::vector<int>& key
 }
 
 Result<std::shared_ptr<const DeviceMemory>> PersistentPool::Copy(const std::vector<uint8_t>& data) {
+  std::string bytes(data.begin(), data.end());
   const std::lock_guard lock(mutex_);
   std::erase_if(copies_, [](const auto& entry) { return entry.second.expired(); });
-  if (const auto found = copies_.find(data); found != copies_.end()) {
+  if (const auto found = copies_.find(bytes); found != copies_.end()) {
     if (auto memory = found->second.lock(); memory != nullptr) return memory;
   }
   MARLIN_ASSIGN_OR_RETURN(DeviceMemory made,
@@ -46,7 +49,7 @@ Result<std::shared_ptr<const DeviceMemory>> PersistentPool::Copy(const std::vect
       cudaMemcpy(made.data(), data.data(), data.size(), cudaMemcpyHostToDevice);
   MARLIN_RETURN_IF_ERROR(device_->errors.Check(copied, "cudaMemcpy"));
   auto memory = std::make_shared<const DeviceMemory>(std::move(made));
-  copies_[data] = memory;
+  copies_[std::move(bytes)] = memory;
   return memory;
 }
 

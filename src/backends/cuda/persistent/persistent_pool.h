@@ -7,7 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -48,7 +48,7 @@ class PersistentPool {
   const std::shared_ptr<DeviceHandle> device_;
   std::mutex mutex_;
   std::map<std::vector<int>, std::weak_ptr<StreamMemory>> memory_;
-  std::map<std::vector<uint8_t>, std::weak_ptr<const DeviceMemory>> copies_;
+  std::map<std::string, std::weak_ptr<const DeviceMemory>> copies_;  ///< By their bytes.
 };
 
 }  // namespace marlin::cuda
