@@ -1,14 +1,17 @@
-// Preparation of rows for latent attention: the same bits as RoPE and append one after the other.
+// Preparation of rows for latent attention: the same bits as RoPE and append one after the other,
+// also in one launch with a product.
 #include "backends/cuda/attention/latent/prepare_latents.cu"
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "backends/cuda/attention/latent/head_product.cu"
 #include "base/scalars.h"
 #include "cuda_emulation/emulate.h"
 
@@ -16,7 +19,7 @@ namespace marlin::cuda::prepare_latents_test {
 namespace {
 
 constexpr int kHeads = 5;
-constexpr int kNope = 24;
+constexpr int kNope = 64;
 constexpr int kRope = 20;  ///< The first 16 rotate.
 constexpr int kPairs = 8;
 constexpr int kRank = 100;
@@ -30,6 +33,7 @@ constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 struct LatentsCase {
   Element type = Element::kBf16;
   bool interleaved = false;
+  bool multiplies = false;  ///< Together with the product of the queries' other features.
 };
 
 class Latents {
@@ -40,6 +44,7 @@ class Latents {
     for (std::vector<float>* const values : {&queries_, &latents_}) {
       for (float& value : *values) value = normal(random);
     }
+    for (uint16_t& weight : weights_) weight = FloatToBf16(normal(random));
     for (int i = 0; i < kPairs; ++i) frequencies_.push_back(1.0F / static_cast<float>(1 + 3 * i));
     args_.queries = View(queries_.data() + kNope, kHeads, kHeads * kQuery, kQuery);
     args_.wide = View(wide_.data() + kRank, kHeads, kHeads * kWide, kWide);
@@ -65,6 +70,7 @@ class Latents {
   void ExpectPrepared() {
     Launch();
     EXPECT_EQ(any_, 0);
+    if (of_.multiplies) ExpectProduct();
     for (int row = 0; row < kRows; ++row) {
       for (int head = 0; head < kHeads; ++head) ExpectQuery(row, head);
       ExpectLatent(row);
@@ -89,9 +95,41 @@ class Latents {
   static RowsView View(float* data, int inner, int64_t stride, int64_t inner_stride) {
     return {data, Element::kF32, int64_t{kRows} * inner, inner, stride, inner_stride};
   }
+  /// The product of queries and weights, into rows of kWide.
+  HeadProductArguments ProductInto(float* out) {
+    HeadProductArguments product;
+    product.x = View(queries_.data(), kHeads, kHeads * kQuery, kQuery);
+    product.weights = {weights_.data(), Element::kBf16, kHeads * kRank,
+                       kRank,           kRank * kNope,  kNope};
+    product.out = View(out, kHeads, kHeads * kWide, kWide);
+    product.tokens = kRows;
+    product.heads = kHeads;
+    product.inputs = kNope;
+    product.outputs = kRank;
+    return product;
+  }
   void Launch() {
+    if (of_.multiplies) {
+      PreparedProductArguments args = {ProductInto(wide_.data()), args_};
+      args.product_blocks = static_cast<int>(GridOf(args.product, kDecodeRows, kDecodeTiles * 8).x);
+      const auto blocks = static_cast<unsigned>(args.product_blocks + PrepareBlocks(args_));
+      ASSERT_EQ(cuda_emulation::Emulate(&PreparedProductKernel, {dim3(blocks), kThreads}, args),
+                "");
+      return;
+    }
     ASSERT_EQ(LaunchPrepareLatents(args_, nullptr), cudaSuccess);
     ASSERT_EQ(cuda_emulation::TakeFindings(), "");
+  }
+  void ExpectProduct() {
+    std::vector<float> wanted(wide_.size(), kNaN);
+    const HeadProductArguments product = ProductInto(wanted.data());
+    const dim3 grid = GridOf(product, kDecodeRows, kDecodeTiles * 8);
+    ASSERT_EQ(cuda_emulation::Emulate(&DecodeHeadProductKernel, {grid, kThreads}, product), "");
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      if (i % kWide < kRank) {
+        ASSERT_EQ(wide_[i], wanted[i]) << i;
+      }
+    }
   }
   std::vector<float> Rotated(const float* from, int position) const {
     std::vector<float> to(from, from + kRope);
@@ -111,7 +149,7 @@ class Latents {
     const std::vector<float> wanted =
         Rotated(queries_.data() + (row * kHeads + head) * kQuery + kNope, position);
     const float* const found = wide_.data() + (row * kHeads + head) * kWide;
-    EXPECT_TRUE(std::isnan(found[kRank - 1])) << "the place of a product";
+    EXPECT_EQ(std::isnan(found[kRank - 1]), !of_.multiplies) << "the place of a product";
     for (int i = 0; i < kRope; ++i) {
       EXPECT_EQ(found[kRank + i], wanted[static_cast<size_t>(i)]) << row << " " << head << " " << i;
     }
@@ -158,6 +196,7 @@ class Latents {
   std::vector<float> queries_ = std::vector<float>(kRows * kHeads * kQuery);
   std::vector<float> latents_ = std::vector<float>(kRows * kWide);
   std::vector<float> wide_ = std::vector<float>(kRows * kHeads * kWide, kNaN);
+  std::vector<uint16_t> weights_ = std::vector<uint16_t>(kHeads * kRank * kNope);
   std::vector<float> frequencies_;
   std::vector<uint8_t> cache_ = std::vector<uint8_t>(6 * kLayers * kPageElements * 4, kBefore);
   /// A text with one row, and one with two, in different blocks.
@@ -173,7 +212,9 @@ class Latents {
 TEST(PrepareLatents, HasTheBitsOfRopeAndAppend) {
   for (const bool interleaved : {false, true}) {
     for (const Element type : {Element::kBf16, Element::kE4M3, Element::kF32}) {
-      Latents({type, interleaved}).ExpectPrepared();
+      for (const bool multiplies : {false, true}) {
+        Latents({type, interleaved, multiplies}).ExpectPrepared();
+      }
     }
   }
 }

@@ -10,10 +10,12 @@
 //   bf16 terms, so that only fp32 sums round. Up to 32 rows the warps of a CTA share the inputs
 //   (intra-CTA split-K), beyond that the rows.
 #include "backends/cuda/attention/latent/matrix_softmax.cuh"
+#include "backends/cuda/attention/latent/prepare_latents.cuh"
 #include "backends/cuda/common/chain.cuh"
 #include "backends/cuda/common/warp_matrix.cuh"
 #include "backends/cuda/decoder/views.h"
 #include "backends/cuda/rows/typed.cuh"
+#include "base/macros.h"
 
 namespace marlin::cuda {
 namespace {
@@ -178,11 +180,9 @@ constexpr int kManyRows = 16 * kWarps;
 constexpr int kManyTiles = 8;
 
 /// Up to 32 rows: a warp takes every fourth step of inputs.
-__global__ void __launch_bounds__(kThreads)
-    DecodeHeadProductKernel(const __grid_constant__ HeadProductArguments args) {
+MARLIN_DEVICE void MultiplyFewRows(const HeadProductArguments& args) {
   constexpr int kOutputs = kDecodeTiles * 8;
   __shared__ float all[kWarps][kDecodeRows][kOutputs + 8];
-  EnterChain();
   const Part part(args, kDecodeRows, kOutputs);
   const int warp = static_cast<int>(threadIdx.x) >> 5;
   const int lane = static_cast<int>(threadIdx.x) & 31;
@@ -212,6 +212,28 @@ __global__ void __launch_bounds__(kThreads)
     }
     StorePair(args, part.first_row + row, part.head, part.first_output + column, first, second);
   }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    DecodeHeadProductKernel(const __grid_constant__ HeadProductArguments args) {
+  EnterChain();
+  MultiplyFewRows(args);
+}
+
+struct PreparedProductArguments {
+  HeadProductArguments product;
+  PrepareLatentsArguments prepare;
+  int product_blocks = 0;  ///< The first CTAs.
+};
+
+/// DecodeHeadProductKernel and PrepareLatentsKernel side by side.
+__global__ void __launch_bounds__(kThreads)
+    PreparedProductKernel(const __grid_constant__ PreparedProductArguments args) {
+  static_assert(kThreads == kPrepareThreads);
+  EnterChain();
+  const int block = static_cast<int>(blockIdx.x) - args.product_blocks;
+  if (block < 0) return MultiplyFewRows(args.product);
+  PrepareLatents(args.prepare, block);
 }
 
 /// Many rows: a warp takes 16 of them.
@@ -266,16 +288,36 @@ bool UsesMatrixUnits(const HeadProductCall& call) {
          aligned(call.x) && aligned(call.weights);
 }
 
+HeadProductArguments ArgumentsOf(const HeadProductCall& call) {
+  return {RowsOf(call.x),
+          RowsOf(call.weights),
+          RowsOf(call.out),
+          call.x.dim(0),
+          static_cast<int>(call.x.dim(1)),
+          static_cast<int>(call.x.dim(2)),
+          static_cast<int>(call.weights.dim(1))};
+}
+
 }  // namespace
 
+cudaError_t LoadPreparedProduct() { return PrepareKernels(&PreparedProductKernel); }
+
+Status RunPreparedProduct(const HeadProductCall& call, const PrepareLatentsArguments& prepare,
+                          const CallContext& context) {
+  if (!UsesMatrixUnits(call) || call.x.dim(0) > 2 * kDecodeRows) {
+    MARLIN_RETURN_IF_ERROR(
+        context.Check(LaunchPrepareLatents(prepare, context.stream), "prepare_latents"));
+    return Run(call, context);
+  }
+  PreparedProductArguments args = {ArgumentsOf(call), prepare};
+  const dim3 product = GridOf(args.product, kDecodeRows, kDecodeTiles * 8);
+  args.product_blocks = static_cast<int>(product.x);
+  const dim3 grid(product.x + static_cast<unsigned>(PrepareBlocks(prepare)));
+  return context.Launch("prepared_product", &PreparedProductKernel, grid, kThreads, args);
+}
+
 Status Run(const HeadProductCall& call, const CallContext& context) {
-  const HeadProductArguments args = {RowsOf(call.x),
-                                     RowsOf(call.weights),
-                                     RowsOf(call.out),
-                                     call.x.dim(0),
-                                     static_cast<int>(call.x.dim(1)),
-                                     static_cast<int>(call.x.dim(2)),
-                                     static_cast<int>(call.weights.dim(1))};
+  const HeadProductArguments args = ArgumentsOf(call);
   return context.Check(UsesMatrixUnits(call) ? LaunchOnMatrixUnits(args, context.stream)
                                              : LaunchInFloat(args, context.stream),
                        "head_product");

@@ -69,15 +69,17 @@ class LatentSteps final : public FusedOperations {
                                  device->errors,
                                  scratch_,
                                  shape_};
-    MARLIN_RETURN_IF_ERROR(Prepare(values, sequences, cache, memory, context));
+    PrepareLatentsArguments prepare = PrepareOf(values, sequences, cache, memory);
+    MARLIN_RETURN_IF_ERROR(
+        context.Check(PagesOf(cache, context, &prepare.pages), "prepare_latents"));
     const int64_t nope = step_.latent_keys.dim(2);
     const HeadProductOptions options;
     const MutableTensorView queries =
         Columns(values.projected.data(), rows, step_.heads, nope + step_.rope_dim, 0, nope);
-    MARLIN_RETURN_IF_ERROR(cuda::Run(
-        HeadProductCall{queries, step_.latent_keys,
-                        Columns(memory, rows, step_.heads, cache.key_dim, 0, rank), options},
-        context));
+    MARLIN_RETURN_IF_ERROR(
+        RunPreparedProduct({queries, step_.latent_keys,
+                            Columns(memory, rows, step_.heads, cache.key_dim, 0, rank), options},
+                           prepare, context));
     MARLIN_RETURN_IF_ERROR(
         cuda::Run(PagedAttentionCall{wide, sequences, cache, mixed, step_.options}, context));
     const MutableTensorView out(values.mixed.data(), values.mixed.dtype(),
@@ -86,8 +88,9 @@ class LatentSteps final : public FusedOperations {
   }
 
  private:
-  Status Prepare(const StepValues& values, const SequenceRows& sequences, const PagedCache& cache,
-                 void* wide, const CallContext& context) const {
+  /// Without pages.
+  PrepareLatentsArguments PrepareOf(const StepValues& values, const SequenceRows& sequences,
+                                    const PagedCache& cache, void* wide) const {
     const int64_t rows = values.rows();
     const int64_t nope = step_.latent_keys.dim(2);
     PrepareLatentsArguments args;
@@ -101,9 +104,7 @@ class LatentSteps final : public FusedOperations {
     args.rotary = RotaryOf(step_.rotary);
     args.sequences = SequencesOf(sequences);
     args.errors = errors_.view();
-    cudaError_t error = PagesOf(cache, context, &args.pages);
-    if (error == cudaSuccess) error = LaunchPrepareLatents(args, context.stream);
-    return context.Check(error, "prepare_latents");
+    return args;
   }
 
   /// Memory of a stream, which runs of other layers use, too. It is kept: recorded steps have its
@@ -139,7 +140,9 @@ Result<FusedRun> FuseLatentAttention(PersistentPool& pool, const ValueErrors& er
                      step.determinism == Determinism::kDefault;
   if (!fuses) return FusedRun();
   const DeviceScope scope(pool.device()->index);
-  MARLIN_RETURN_IF_ERROR(pool.device()->errors.Check(LoadPrepareLatents(), "prepare_latents"));
+  for (const auto load : {LoadPrepareLatents, LoadPreparedProduct}) {
+    MARLIN_RETURN_IF_ERROR(pool.device()->errors.Check(load(), "prepare_latents"));
+  }
   return FusedRun{1, std::make_unique<LatentSteps>(pool, errors, scratch, shape, attention), {}};
 }
 
