@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "backends/cuda/attention/latent/head_product.cu"
+#include "backends/cuda/attention/latent/head_product.cuh"
 #include "base/scalars.h"
 #include "cuda_emulation/emulate.h"
 
@@ -111,9 +111,11 @@ class Latents {
   void Launch() {
     if (of_.multiplies) {
       PreparedProductArguments args = {ProductInto(wide_.data()), args_};
-      args.product_blocks = static_cast<int>(GridOf(args.product, kDecodeRows, kDecodeTiles * 8).x);
+      args.product_blocks =
+          static_cast<int>(HeadProductGrid(args.product, kDecodeRows, kDecodeTiles * 8).x);
       const auto blocks = static_cast<unsigned>(args.product_blocks + PrepareBlocks(args_));
-      ASSERT_EQ(cuda_emulation::Emulate(&PreparedProductKernel, {dim3(blocks), kThreads}, args),
+      ASSERT_EQ(cuda_emulation::Emulate(&PreparedProductKernel, {dim3(blocks), kHeadProductThreads},
+                                        args),
                 "");
       return;
     }
@@ -123,8 +125,10 @@ class Latents {
   void ExpectProduct() {
     std::vector<float> wanted(wide_.size(), kNaN);
     const HeadProductArguments product = ProductInto(wanted.data());
-    const dim3 grid = GridOf(product, kDecodeRows, kDecodeTiles * 8);
-    ASSERT_EQ(cuda_emulation::Emulate(&DecodeHeadProductKernel, {grid, kThreads}, product), "");
+    const dim3 grid = HeadProductGrid(product, kDecodeRows, kDecodeTiles * 8);
+    ASSERT_EQ(
+        cuda_emulation::Emulate(&DecodeHeadProductKernel, {grid, kHeadProductThreads}, product),
+        "");
     for (size_t i = 0; i < wanted.size(); ++i) {
       if (i % kWide < kRank) {
         ASSERT_EQ(wide_[i], wanted[i]) << i;
