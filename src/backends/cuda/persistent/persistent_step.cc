@@ -221,6 +221,12 @@ class PersistentSteps final : public FusedOperations {
     config.attrs = attributes.data();
     config.numAttrs = IsBetween(args.form) ? 2 : 1;
     void* parameters[] = {&args};
+    const cudaError_t error = cudaLaunchKernelExC(&config, function, parameters);
+    const bool refused = error == cudaErrorNotSupported || error == cudaErrorInvalidValue;
+    if (!refused || config.numAttrs == 1) return error;
+    // A driver may lack the two together; the kernel needs the first one only.
+    static_cast<void>(cudaGetLastError());
+    config.numAttrs = 1;
     return cudaLaunchKernelExC(&config, function, parameters);
   }
 
