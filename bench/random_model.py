@@ -124,6 +124,36 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
         "hidden_act": "silu",
     },
+    "glm-4.7-flash": {
+        "architectures": ["Glm4MoeLiteForCausalLM"],
+        "model_type": "glm4_moe_lite",
+        "hidden_size": 2048,
+        "intermediate_size": 10240,
+        "moe_intermediate_size": 1536,
+        "n_routed_experts": 64,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 4,
+        "first_k_dense_replace": 1,
+        "norm_topk_prob": True,
+        "n_group": 1,
+        "topk_group": 1,
+        "routed_scaling_factor": 1.8,
+        "num_hidden_layers": 47,
+        "num_nextn_predict_layers": 0,
+        "num_attention_heads": 20,
+        "num_key_value_heads": 20,
+        "q_lora_rank": 768,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 192,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 256,
+        "vocab_size": 154880,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1000000.0,
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": False,
+        "hidden_act": "silu",
+    },
     "glm-4.5-air": {
         "architectures": ["Glm4MoeForCausalLM"],
         "model_type": "glm4_moe",
@@ -233,14 +263,19 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def latent_tensors(config: dict[str, Any], prefix: str) -> Shapes:
-    """The attention of MLA with queries from the hidden states."""
+    """The attention of MLA, whose queries have one projection or two."""
     hidden = config["hidden_size"]
     heads = config["num_attention_heads"]
     rank = config["kv_lora_rank"]
     rope = config["qk_rope_head_dim"]
     nope = config["qk_nope_head_dim"]
     attention = prefix + "self_attn."
-    yield attention + "q_proj.weight", (heads * (nope + rope), hidden)
+    if (query_rank := config["q_lora_rank"]) is None:
+        yield attention + "q_proj.weight", (heads * (nope + rope), hidden)
+    else:
+        yield attention + "q_a_proj.weight", (query_rank, hidden)
+        yield attention + "q_a_layernorm.weight", (query_rank,)
+        yield attention + "q_b_proj.weight", (heads * (nope + rope), query_rank)
     yield attention + "kv_a_proj_with_mqa.weight", (rank + rope, hidden)
     yield attention + "kv_a_layernorm.weight", (rank,)
     yield attention + "kv_b_proj.weight", (heads * (nope + config["v_head_dim"]), rank)

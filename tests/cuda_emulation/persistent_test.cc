@@ -14,12 +14,11 @@
 #include <string>
 #include <vector>
 
-#include "backends/cuda/common/tile_gemm.h"
 #include "backends/cuda/persistent/persistent_kernel.cuh"
 #include "backends/cuda/persistent/persistent_plan.h"
 #include "base/scalars.h"
 #include "cuda_emulation/emulate.h"
-#include "tiled_weights.h"
+#include "persistent_parts.h"
 
 namespace marlin::cuda {
 namespace {
@@ -31,8 +30,6 @@ constexpr int kHeadDim = 128;
 constexpr int kPairs = 32;  ///< Half of a head's features rotate.
 constexpr int kMixed = kHeads * kHeadDim;
 constexpr int kProjected = (kHeads + 2 * kKvHeads) * kHeadDim;
-constexpr int kExperts = 6;
-constexpr int kTopK = 2;
 constexpr int kInner = 128;
 constexpr int kDenseInner = 384;
 constexpr int kCachePages = 4;
@@ -40,106 +37,14 @@ constexpr int kPageElements = kKvHeads * kCachePageTokens * 2 * kHeadDim;
 constexpr int kLayers = 3;
 constexpr uint32_t kSeed =
     100;  ///< Hidden states whose routers have no scores that are nearly the same.
-constexpr double kEpsilon = 1e-5;
-
-using Vector = std::vector<double>;
-
-/// Random numbers of about unit size, aligned for bulk copies.
-class Floats {
- public:
-  Floats(int count, uint32_t seed, float mean = 0.0f)
-      : memory_(static_cast<size_t>(count + 3) / 4) {
-    std::mt19937 random(seed);
-    std::normal_distribution<float> normal(mean, mean == 0.0f ? 1.0f : 0.2f);
-    for (int i = 0; i < count; ++i) data()[i] = normal(random);
-  }
-  float* data() { return reinterpret_cast<float*>(memory_.data()); }
-  const float* data() const { return reinterpret_cast<const float*>(memory_.data()); }
-
- private:
-  std::vector<float4> memory_;
-};
-
-/// A matrix whose outputs are about as large as its inputs.
-class Matrix {
- public:
-  Matrix(int k, int n, int group_size, uint32_t seed)
-      : weights_({CodeKind::kFp4, k, n, group_size}, seed), k_(k), n_(n) {
-    double squares = 0;
-    for (int i = 0; i < k; ++i) squares += weights_.At(i, i % n) * weights_.At(i, i % n);
-    factor_ = static_cast<float>(1 / std::sqrt(squares));
-  }
-
-  Vector Product(const Vector& x) const {
-    Vector out(static_cast<size_t>(n_));
-    for (int n = 0; n < n_; ++n) {
-      double sum = 0;
-      for (int k = 0; k < k_; ++k) sum += x[static_cast<size_t>(k)] * weights_.At(k, n);
-      out[static_cast<size_t>(n)] = sum * factor_;
-    }
-    return out;
-  }
-  /// As PersistentDescription.
-  PhaseGemm Gemm() const {
-    PhaseGemm gemm;
-    gemm.weights = weights_.view();
-    gemm.weights.multiplier = weights_.Multiplier(true) * factor_;
-    gemm.use = UseOf(gemm.weights, CodeKind::kFp4);
-    gemm.n = n_;
-    gemm.strips = n_ / kStripOutputs;
-    gemm.k_tiles = gemm.weights.tiles_of_strip;
-    return gemm;
-  }
-
- private:
-  TiledWeights weights_;
-  int k_;
-  int n_;
-  float factor_;
-};
-
-double Silu(double x) { return x / (1 + std::exp(-x)); }
-double Sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
-
-struct Mlp {
-  Matrix gate;
-  Matrix up;
-  Matrix down;
-
-  Mlp(int inner, int group_size, uint32_t seed)
-      : gate(kFeatures, inner, group_size, seed),
-        up(kFeatures, inner, group_size, seed + 1),
-        down(inner, kFeatures, group_size, seed + 2) {}
-
-  Vector Run(const Vector& x) const {
-    Vector h = gate.Product(x);
-    const Vector u = up.Product(x);
-    for (size_t i = 0; i < h.size(); ++i) h[i] = Silu(h[i]) * u[i];
-    return down.Product(h);
-  }
-  PhaseGemm Gates() const {
-    PhaseGemm gemm = gate.Gemm();
-    const PhaseGemm second = up.Gemm();
-    gemm.sides = 2;
-    gemm.up_tiles = second.weights.tiles;
-    gemm.up_multiplier = second.weights.multiplier;
-    return gemm;
-  }
-  PersistentExpert Expert() const {
-    const PhaseGemm gates = Gates();
-    const PhaseGemm downs = down.Gemm();
-    return {
-        gates.weights.tiles,      gates.up_tiles,      downs.weights.tiles,     nullptr, nullptr,
-        gates.weights.multiplier, gates.up_multiplier, downs.weights.multiplier};
-  }
-};
 
 struct ModelCase {
   std::string name;
   PersistentForm form = PersistentForm::kGeneral;
   int parts = 0;  ///< The shared expert's; 0: there is none.
   bool gated = false;
-  bool sigmoid = false;  ///< The router's scores, with groups and a bias.
+  bool sigmoid = false;  ///< The router's scores, with a bias.
+  int groups = 3;        ///< With sigmoid scores.
   int team_warps_log2 = 1;
   bool codes = false;  ///< The cache has e4m3.
   bool norms_after_rotary = false;
@@ -161,11 +66,12 @@ struct Layer {
         router((kExperts + 1) * kFeatures, seed + 6),
         choice_bias(kExperts, seed + 7) {
     if (index == 0) {
-      mlps.emplace_back(kDenseInner, 64, seed + 8);
+      mlps.emplace_back(kFeatures, kDenseInner, 64, seed + 8);
       return;
     }
-    for (uint32_t e = 0; e < kExperts; ++e) mlps.emplace_back(kInner, 128, seed + 10 + 3 * e);
-    if (model.parts > 0) shared.emplace_back(model.parts * kInner, 64, seed + 50);
+    for (uint32_t e = 0; e < kExperts; ++e)
+      mlps.emplace_back(kFeatures, kInner, 128, seed + 10 + 3 * e);
+    if (model.parts > 0) shared.emplace_back(kFeatures, model.parts * kInner, 64, seed + 50);
   }
 
   uint32_t seed;
@@ -219,7 +125,7 @@ class Model {
     EXPECT_EQ(any_error_, 0);
     EXPECT_GT(margin_, 0.004) << "experts that rounding may exchange";
     for (int row = 0; row < case_.rows; ++row) {
-      ExpectNear(hidden.data() + row * kFeatures, wanted[static_cast<size_t>(row)]);
+      EXPECT_LT(Distance(hidden.data() + row * kFeatures, wanted[static_cast<size_t>(row)]), 0.01);
     }
     last_.assign(hidden.data(), hidden.data() + case_.rows * kFeatures);
   }
@@ -262,15 +168,6 @@ class Model {
         return &PersistentKernel<CodeKind::kFp4, PersistentForm::kGeneral>;
     }
   }
-  static void ExpectNear(const float* found, const Vector& wanted) {
-    double difference = 0;
-    double size = 0;
-    for (size_t i = 0; i < wanted.size(); ++i) {
-      difference += std::pow(found[i] - wanted[i], 2);
-      size += wanted[i] * wanted[i];
-    }
-    EXPECT_LT(std::sqrt(difference / size), 0.01);
-  }
   float Rounded(float x) const {
     return case_.codes ? Fp8E4M3ToFloat(FloatToFp8E4M3(x)) : Bf16ToFloat(FloatToBf16(x));
   }
@@ -296,14 +193,6 @@ class Model {
 
   // In double:
 
-  static Vector Normalized(const Vector& x, const float* weights) {
-    double squares = 0;
-    for (const double v : x) squares += v * v;
-    const double factor = 1 / std::sqrt(squares / static_cast<double>(x.size()) + kEpsilon);
-    Vector out(x);
-    for (size_t i = 0; i < x.size(); ++i) out[i] *= factor * weights[i];
-    return out;
-  }
   Vector Head(const Vector& projected, int first, const float* norm, int position) const {
     Vector head(projected.begin() + first, projected.begin() + first + kHeadDim);
     if (norm == nullptr) return head;
@@ -353,35 +242,11 @@ class Model {
     const float* const weights = layer.router.data() + row * kFeatures;
     return std::inner_product(x.begin(), x.end(), weights, 0.0) / 16;
   }
-  /// The experts' weights; those that are not selected have 0.
   Vector Route(const Layer& layer, const Vector& x) {
-    Vector scores;
-    Vector choices;
-    for (int e = 0; e < kExperts; ++e) {
-      const double logit = Logit(layer, e, x);
-      scores.push_back(case_.sigmoid ? Sigmoid(logit) : std::exp(logit));
-      choices.push_back(scores.back() + (case_.sigmoid ? layer.choice_bias.data()[e] : 0.0));
-    }
-    if (case_.sigmoid) {
-      // The better half of three groups of two, by the sums of their choices.
-      const auto group = [&](size_t g) { return choices[2 * g] + choices[2 * g + 1]; };
-      size_t worst = 0;
-      for (const size_t g : {size_t{1}, size_t{2}}) worst = group(g) < group(worst) ? g : worst;
-      choices[2 * worst] = choices[2 * worst + 1] = -1e9;
-    }
-    Vector sorted = choices;
-    std::ranges::sort(sorted);
-    margin_ = std::min(margin_, 1 - sorted[kExperts - kTopK - 1] / sorted[kExperts - kTopK]);
-    Vector weights(kExperts);
-    double sum = 0;
-    for (int i = 0; i < kTopK; ++i) {
-      const auto best = static_cast<size_t>(std::ranges::max_element(choices) - choices.begin());
-      choices[best] = -1e9;
-      weights[best] = scores[best];
-      sum += scores[best];
-    }
-    for (double& weight : weights) weight *= kScaling / sum;
-    return weights;
+    Vector logits;
+    for (int e = 0; e < kExperts; ++e) logits.push_back(Logit(layer, e, x));
+    return RouteToTwo(args_.router, logits, case_.sigmoid ? layer.choice_bias.data() : nullptr,
+                      &margin_);
   }
   void RunLayer(int index, const Place& at, Vector* hidden) {
     const Layer& layer = layers_[static_cast<size_t>(index)];
@@ -417,14 +282,9 @@ class Model {
     args_.cache_bytes = case_.codes ? 1 : 2;
     args_.norms_after_rotary = case_.norms_after_rotary;
     args_.gate = {static_cast<int>(Activation::kSilu), 0.0f, 0.0f};
-    args_.router = {.experts = kExperts, .top_k = kTopK, .scaling_factor = kScaling};
+    args_.router = RouterToTwo(case_.sigmoid, case_.groups);
     args_.router.shared = case_.parts;
     args_.router.shared_gated = case_.gated ? 1 : 0;
-    if (case_.sigmoid) {
-      args_.router.scoring = kSigmoid;
-      args_.router.groups = 3;
-      args_.router.top_groups = 2;
-    }
     CacheGroup& group = args_.groups[0];
     group.slabs[0] = slab_.data();
     group.slab_count = 1;
@@ -472,8 +332,8 @@ class Model {
     gates.copies = down.segments = args_.router.selected();
     down.k_tiles *= down.segments;
     if (case_.parts > 0) {
-      Join(layer.shared[0].Gates(), &gates);
-      Join(layer.shared[0].down.Gemm(), &down);
+      JoinTiles(layer.shared[0].Gates(), case_.parts, &gates);
+      JoinTiles(layer.shared[0].down.Gemm(), case_.parts, &down);
     }
     std::vector<float4>& rows = router_[static_cast<size_t>(index)];
     rows.resize((kExperts + 1) * kFeatures / 4);
@@ -483,12 +343,6 @@ class Model {
     to.experts = experts.data();
     to.router = reinterpret_cast<const float*>(rows.data());
     if (case_.sigmoid) to.choice_bias = layer.choice_bias.data();
-  }
-  void Join(const PhaseGemm& its, PhaseGemm* gemm) const {
-    gemm->shared = its.weights;
-    gemm->shared_selection = kTopK;
-    gemm->shared_parts = case_.parts;
-    gemm->use = std::max(gemm->use, its.use);
   }
   /// With the least memory in which the teams have the wanted number of warps.
   void LayOut() {
@@ -509,8 +363,6 @@ class Model {
     args_.clock = args_.words + 2 * args_.exchange.words;
     args_.errors = {&record_, &any_error_};
   }
-
-  static constexpr double kScaling = 1.5;
 
   const ModelCase case_;
   std::vector<Layer> layers_;
@@ -570,7 +422,7 @@ INSTANTIATE_TEST_SUITE_P(
                   .sigmoid = true,
                   .norms_after_rotary = true,
                   .rows = 2},
-        ModelCase{.name = "large_teams", .team_warps_log2 = 3},
+        ModelCase{.name = "large_teams", .sigmoid = true, .groups = 1, .team_warps_log2 = 3},
         ModelCase{.name = "wide", .parts = 2, .gated = true, .team_warps_log2 = 2, .errs = true},
         ModelCase{.name = "sigmoid",
                   .parts = 3,

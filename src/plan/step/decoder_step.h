@@ -314,8 +314,8 @@ class FusedOperations {
 struct FusedRun {
   size_t count = 0;
   std::unique_ptr<const FusedOperations> operations = nullptr;
-  /// Why a device that fuses such operations did not: "layer 0: shared experts". Empty if it did,
-  /// or never does.
+  /// Why a device that fuses such operations did not, or not the ones after `count`: "layer 0:
+  /// shared experts". Empty if it did, or never does.
   std::string refusal = {};
 };
 

@@ -122,7 +122,9 @@ inline void cp_async_bulk_shared_cluster_global_mbarrier_complete_tx_bytes(
     const char* text, uint32_t to, const void* from, int bytes, uint32_t barrier) {
   CopyBulk(text, to, from, bytes, barrier);
 }
-inline void cp_async_bulk_prefetch_L2_global(const char*, const void*, int) {}
+inline void cp_async_bulk_prefetch_L2_global(const char*, const void* from, int bytes) {
+  Prefetched().emplace_back(static_cast<const std::byte*>(from), bytes);
+}
 inline void prefetch_global_L2(const char*, const void*) {}
 
 // Shared memory.

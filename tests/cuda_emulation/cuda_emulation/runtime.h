@@ -13,6 +13,8 @@
 #include <functional>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "cuda_emulation/vector_types.h"
 
@@ -85,6 +87,12 @@ void WaitForCopies(int groups_left);
 void WaitForAllCopies();
 void ArriveWithCopies(const char* what, uint32_t barrier);
 void CopyBulk(const char* what, uint32_t to, const void* from, int bytes, uint32_t barrier);
+
+/// The bytes that bulk copies have requested into L2, in their order, until a test clears them.
+inline std::vector<std::pair<const std::byte*, int>>& Prefetched() {
+  static std::vector<std::pair<const std::byte*, int>> ranges;
+  return ranges;
+}
 
 /// Lets all others go first: before a load that may be one of a loop that waits.
 void Poll(const char* what);

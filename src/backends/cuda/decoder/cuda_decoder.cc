@@ -1,5 +1,6 @@
 #include "backends/cuda/decoder/cuda_decoder.h"
 
+#include "backends/cuda/attention/latent/latent_steps.h"
 #include "backends/cuda/decoder/decoder_layout.h"
 #include "backends/cuda/decoder/operations.h"
 #include "backends/cuda/persistent/persistent_step.h"
@@ -69,7 +70,10 @@ Result<FusedRun> CudaDecoder::Fuse(const StepDescription& step,
   if (!shape_.has_wgmma) {
     return FusedRun{0, nullptr, "the persistent kernel is for 9.0a"};
   }
-  return FusePersistent(device_, errors_, shape_, step, operations);
+  if (const auto* const attention = std::get_if<AttentionStep>(&operations.front())) {
+    return FuseLatentAttention(*pool_, errors_, scratch_, shape_, step, *attention);
+  }
+  return FusePersistent(*pool_, errors_, shape_, step, operations);
 }
 
 bool CudaDecoder::RoutesRows(const RouteRowsCall& call) const {

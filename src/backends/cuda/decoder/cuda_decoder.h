@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "backends/cuda/decoder/operations.h"
+#include "backends/cuda/persistent/persistent_pool.h"
 #include "backends/cuda/plan/tile_problem.h"
 #include "backends/cuda/runtime/device_memory.h"
 #include "backends/cuda/runtime/split_k_scratch.h"
@@ -22,7 +23,8 @@ class CudaDecoder final : public DecoderBackend {
         errors_(errors),
         scratch_(scratch),
         shape_(shape),
-        persistent_(persistent) {}
+        persistent_(persistent),
+        pool_(std::make_unique<PersistentPool>(device_)) {}
   /// Prepares all kernels. Call it before the first Run.
   Status Load() const;
 
@@ -52,6 +54,7 @@ class CudaDecoder final : public DecoderBackend {
   SplitKScratch& scratch_;
   const DeviceShape& shape_;
   const bool persistent_;
+  const std::unique_ptr<PersistentPool> pool_;
 };
 
 }  // namespace marlin::cuda

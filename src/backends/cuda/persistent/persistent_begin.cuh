@@ -104,6 +104,28 @@ MARLIN_DEVICE void BeginRows(const PersistentArguments& args) {
   }
 }
 
+/// Begins to copy the CTA's schedules. Called by all threads that compute.
+MARLIN_DEVICE void CopySchedules(const PersistentArguments& args) {
+  const auto* const schedules = reinterpret_cast<const uint4*>(
+      args.schedules + static_cast<int64_t>(blockIdx.x) * args.schedule_bytes);
+  for (int i = static_cast<int>(threadIdx.x); i < args.schedule_bytes / 16;
+       i += kPersistentThreads) {
+    CopyAsync16(SharedAddress(Memory()) + args.shared.schedules + i * 16, schedules + i, 16);
+  }
+}
+
+/// The start of a run between attentions, while the kernel before it ends: the schedules, and leave
+/// to fill the rings. Afterwards, memory has what earlier kernels have written. Called by all
+/// threads that compute, after FindParts.
+MARLIN_DEVICE void BeginChain(const PersistentArguments& args) {
+  CopySchedules(args);
+  WaitForAllCopies();
+  SyncFirst<kPersistentThreads>();
+  AllowCopies(Phase::kQkv);
+  AllowCopies(Phase::kOut);
+  WaitForEarlierWork();
+}
+
 /// The rotations of the CTA's position, its schedules, and, after FindKeys, the pages of its keys.
 /// Called by all threads that compute; others may read everything then.
 template <PersistentForm kForm>
@@ -116,11 +138,7 @@ MARLIN_DEVICE void BeginTables(const PersistentArguments& args) {
                &rotations[pair].y);
   }
   if (blockIdx.x == 0 && thread < args.rows) CheckPosition(args, args.position[thread]);
-  const auto* const schedules = reinterpret_cast<const uint4*>(
-      args.schedules + static_cast<int64_t>(blockIdx.x) * args.schedule_bytes);
-  for (int i = thread; i < args.schedule_bytes / 16; i += kPersistentThreads) {
-    CopyAsync16(SharedAddress(Memory()) + args.shared.schedules + i * 16, schedules + i, 16);
-  }
+  CopySchedules(args);
   WaitForAllCopies();
   SyncFirst<kPersistentThreads>();
   FindFirstPages<kForm>(args);

@@ -55,7 +55,7 @@ class PhaseDeal {
       : gemm_(gemm), rows_(rows), own_words_(selected > 0 && gemm.segments == 1) {
     const bool in_segments = selected > 0 && gemm.segments > 1;
     const int copies = selected > 0 && !in_segments ? selected : gemm.copies;
-    of_copy_ = gemm.sides * gemm.strips;
+    of_copy_ = gemm.copy_strips;
     of_split_ = copies * of_copy_;
     k_tiles_ = in_segments ? selected * gemm.weights.tiles_of_strip : gemm.k_tiles;
     tiles_of_split_ = QuotientOf(k_tiles_ + gemm.splits - 1, gemm.splits);
@@ -141,7 +141,7 @@ class TileWalk {
   /// Begins with tile `local` of the CTA's, which it has.
   MARLIN_HOST_DEVICE TileWalk(const PhaseGemm& gemm, const Schedule& schedule, int local)
       : gemm_(gemm), schedule_(schedule) {
-    const int of_copy = gemm.sides * gemm.strips;
+    const int of_copy = gemm.copy_strips;
     // Without splits, there may be other copies than the phase says.
     const int units = gemm.copies * of_copy;
     const int before = schedule.tiles_before + local;
@@ -158,7 +158,7 @@ class TileWalk {
   MARLIN_HOST_DEVICE void Advance() {
     if (++k_tile_ < end_) return;
     ++unit_;
-    if (++of_copy_ == gemm_.sides * gemm_.strips) {
+    if (++of_copy_ == gemm_.copy_strips) {
       of_copy_ = 0;
       ++copy_;
       if (gemm_.splits > 1 && copy_ == gemm_.copies) {

@@ -12,6 +12,7 @@
 #include "backends/cuda/common/epilogue.cuh"
 #include "backends/cuda/common/thread_barrier.cuh"
 #include "backends/cuda/persistent/persistent_attention.cuh"
+#include "backends/cuda/persistent/persistent_between.cuh"
 #include "backends/cuda/persistent/persistent_exchange.cuh"
 #include "backends/cuda/persistent/persistent_layout.h"
 #include "backends/cuda/persistent/persistent_tiles.cuh"
@@ -265,7 +266,7 @@ class DeltaRow : DeltaPlaces {
       write += scratch.dots[0][warp];
       decay += scratch.dots[1][warp];
     }
-    const float norm = NormFactor(args_, scratch, layer_.attention_epsilon);
+    const float norm = NormFactor(scratch, args_.features, layer_.attention_epsilon);
     write *= norm;
     const float a = __fmaf_rn(decay, norm, bias);
     // The logarithm of 1 + e^a, which above 20 is a in fp32.
@@ -370,16 +371,6 @@ class DeltaRow : DeltaPlaces {
   int warp_;
 };
 
-/// Four results of a mixer, from feature `i` on, in memory.
-MARLIN_DEVICE float4 ReadMixed(const PersistentArguments& args, int i) {
-  if (!args.mixed_is_bf16) {
-    return *reinterpret_cast<const float4*>(static_cast<const float*>(args.mixed) + i);
-  }
-  const uint2 v = *reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(args.mixed) + i);
-  return {__uint_as_float(v.x << 16), __uint_as_float(v.x & 0xffff0000u),
-          __uint_as_float(v.y << 16), __uint_as_float(v.y & 0xffff0000u)};
-}
-
 /// Where the mixers of a kind exchange values: they have a clock of their own, so that every word
 /// is written whenever it advances.
 struct MixerWords {
@@ -447,18 +438,6 @@ MARLIN_DEVICE void PrepareMixed(const PersistentArguments& args, int phase, uint
       }
     }
     StoreActivations(args, i - first, v);
-  }
-}
-
-/// Stores the sums of the last layer's projections, each CTA its share.
-MARLIN_DEVICE void StoreProjected(const PersistentArguments& args, const PhaseGemm& gemm,
-                                  const uint32_t* words, uint32_t tag) {
-  const uint32_t* const sums = words + args.exchange.phases[static_cast<int>(Phase::kQkv)];
-#pragma unroll 1
-  for (int i = static_cast<int>(blockIdx.x * kPersistentThreads + threadIdx.x); i < gemm.n / 4;
-       i += static_cast<int>(gridDim.x) * kPersistentThreads) {
-    reinterpret_cast<float4*>(args.projected)[i] =
-        GatherSums(sums + 4 * i, gemm.splits, gemm.columns, tag);
   }
 }
 

@@ -4,13 +4,8 @@
 #include <cmath>
 #include <utility>
 
-#include "backends/cuda/common/tile_gemm.h"
-
 namespace marlin::cuda {
 namespace {
-
-/// Whether tiles of two matrices are read alike.
-bool SameTiles(const TileView& a, const TileView& b) { return a.n == b.n && SameTileLayout(a, b); }
 
 bool SameAttention(const PersistentArguments& a, const PersistentArguments& b) {
   return a.features == b.features && a.heads == b.heads && a.kv_heads == b.kv_heads &&
@@ -96,12 +91,14 @@ PersistentDelta DeltaOf(const GatedDeltaStep& step) {
 
 Support PersistentDescription::AddLayer(const LayerSteps& steps, int64_t hidden) {
   if (const Support support = SupportsLayer(steps, hidden); !support.ok()) return support;
+  if (steps.latent != nullptr) return AddProjections(*steps.latent);
   if (steps.attention != nullptr) {
     const Support support = SetAttention(*steps.attention, hidden);
     if (!support.ok()) return support;
   }
   shape_.features = static_cast<int>(hidden);
   if (steps.hybrid) shape_.form = PersistentForm::kHybrid;
+  if (steps.between) shape_.form = PersistentForm::kBetween;
   PersistentLayer& layer = layers_.emplace_back();
   if (const Support support = AddMixer(steps, &layer); !support.ok()) return support;
   if (steps.attention != nullptr) AddAttention(steps, &layer);
@@ -109,47 +106,28 @@ Support PersistentDescription::AddLayer(const LayerSteps& steps, int64_t hidden)
   return steps.experts != nullptr ? AddExperts(steps, &layer) : AddMlp(steps, &layer);
 }
 
-/// The tiles of a part, if they are of the kind of all.
-Support PersistentDescription::TakeTiles(const PreparedWeights& part, TileView* tiles) {
-  if (backend_ == nullptr) backend_ = Internals::Storage(part)->backend;
-  if (Internals::Storage(part)->backend != backend_) return {"experts on the host"};
-  const auto& prepared = static_cast<const PreparedTiles&>(*Internals::Storage(part));
-  if (!prepared.traits.tiled || prepared.traits.marlin_w4) return {"weights that are not in tiles"};
-  if (prepared.traits.sparse) return {"sparse weights"};
-  if (TransformsInput(prepared.spec)) return {"weights with an input transform"};
-  if (!kind_.has_value()) kind_ = prepared.kind();
-  if (*kind_ != prepared.kind()) return {"weights with several kinds of codes"};
-  *tiles = prepared.Tiles(0);
-  tiles->multiplier *= std::ldexp(1.0F, ExponentsOf(*kind_, true).shift + tiles->table_exponent);
-  return {};
-}
-
-/// A linear map of one part, or of two equal ones: gate and up.
-Support PersistentDescription::AddGemm(const StepLinear& linear, size_t most_parts,
-                                       PhaseGemm* gemm) {
-  const size_t parts = linear.parts.size();
-  if (parts == 0 || parts > most_parts) {
-    return {"a projection of {0} parts", static_cast<int64_t>(parts)};
+/// The projections before latent attention that a run ends with.
+Support PersistentDescription::AddProjections(const LatentProjectStep& step) {
+  const bool direct = !step.q.parts.empty();
+  PersistentLayer layer;
+  PhaseGemm& inputs = layer.gemms[static_cast<int>(Phase::kQkv)];
+  const Support paired = gemms_.AddPair(direct ? step.q : step.q_a, step.kv_a, &inputs);
+  if (!paired.ok()) return paired;
+  SplitPhase(Phase::kQkv, blocks_, &inputs);
+  if (!direct) {
+    PhaseGemm& queries = layer.gemms[static_cast<int>(Phase::kOut)];
+    if (const Support support = gemms_.Add(step.q_b, 1, &queries); !support.ok()) return support;
+    // As kQkv's, its sums are not added to the residual.
+    SplitPhase(Phase::kQkv, blocks_, &queries);
+    layer.query_norm = step.q_norm.weight.As<float>();
+    layer.query_epsilon = step.q_norm.epsilon;
   }
-  TileView tiles;
-  if (const Support support = TakeTiles(linear.parts[0], &tiles); !support.ok()) return support;
-  if (tiles.k == 0 || tiles.n % 4 != 0) {
-    return {"a projection to {0} features; supported: multiples of 4", tiles.n};
-  }
-  gemm->weights = tiles;
-  gemm->use = UseOf(tiles, *kind_);
-  gemm->sides = static_cast<int>(parts);
-  if (parts == 2) {
-    TileView up;
-    if (const Support support = TakeTiles(linear.parts[1], &up); !support.ok()) return support;
-    if (!SameTiles(tiles, up)) return {"gate and up in different tiles"};
-    gemm->up_tiles = up.tiles;
-    gemm->up_multiplier = up.multiplier;
-  }
-  gemm->bias = linear.bias.As<float>();
-  gemm->n = tiles.n;
-  gemm->strips = (tiles.n + kStripOutputs - 1) / kStripOutputs;
-  gemm->k_tiles = tiles.tiles_of_strip;
+  layer.attention_norm = step.norm.weight.As<float>();
+  layer.attention_epsilon = step.norm.epsilon;
+  layer.key_norm = step.kv_norm.weight.As<float>();
+  layer.key_epsilon = step.kv_norm.epsilon;
+  layer.latent_features = static_cast<int>(step.kv_norm.weight.ElementCount());
+  layers_.push_back(layer);
   return {};
 }
 
@@ -180,7 +158,7 @@ Support PersistentDescription::AddMixer(const LayerSteps& steps, PersistentLayer
     if (!support.ok()) return support;
   } else if (steps.project != nullptr) {
     // The words of queries, keys and values are adjacent, as the outputs of one part are.
-    const Support support = AddGemm(steps.project->linear, 1, &inputs);
+    const Support support = gemms_.Add(steps.project->linear, 1, &inputs);
     if (!support.ok()) return support;
     layer->attention_norm = steps.project->norm.weight.As<float>();
     layer->attention_epsilon = steps.project->norm.epsilon;
@@ -188,7 +166,7 @@ Support PersistentDescription::AddMixer(const LayerSteps& steps, PersistentLayer
   if (layer->attention_norm != nullptr) SplitPhase(Phase::kQkv, blocks_, &inputs);
   if (steps.ends()) return {};
   PhaseGemm& out = layer->gemms[static_cast<int>(Phase::kOut)];
-  if (const Support support = AddGemm(steps.out->linear, 1, &out); !support.ok()) return support;
+  if (const Support support = gemms_.Add(steps.out->linear, 1, &out); !support.ok()) return support;
   SplitPhase(Phase::kOut, blocks_, &out);
   return {};
 }
@@ -225,13 +203,13 @@ Support PersistentDescription::AddDelta(const GatedDeltaStep& step, PersistentLa
   if (const Support support = SetDelta(step); !support.ok()) return support;
   const StepLinear inputs = {step.linear.parts.first(1), {}, step.linear.in, step.linear.out};
   PhaseGemm& gemm = layer->gemms[static_cast<int>(Phase::kQkv)];
-  if (const Support support = AddGemm(inputs, 1, &gemm); !support.ok()) return support;
+  if (const Support support = gemms_.Add(inputs, 1, &gemm); !support.ok()) return support;
   const GatedDeltaSizes& sizes = step.weights.sizes;
   if (gemm.n != sizes.channels() + sizes.value_heads * sizes.value_dim) {
     return {"queries, keys, values and gates of a delta rule in several parts"};
   }
   for (const PreparedWeights& part : step.linear.parts.subspan(1)) {
-    if (Internals::Storage(part)->backend != backend_) return {"weights on the host"};
+    if (!gemms_.IsOnDevice(part)) return {"weights on the host"};
     delta_rows_.push_back(static_cast<const PreparedTiles*>(Internals::Storage(part)));
   }
   layer->mixer_index = shape_.delta_layers++;
@@ -249,6 +227,26 @@ Support PersistentDescription::AddDelta(const GatedDeltaStep& step, PersistentLa
   return {};
 }
 
+void PersistentDescription::AddAhead(std::span<const StepOperation> operations) {
+  if (operations.size() < 2) return;
+  const auto* const attention = std::get_if<AttentionStep>(&operations[0]);
+  const auto* const out = std::get_if<ProjectAddStep>(&operations[1]);
+  if (attention == nullptr || out == nullptr) return;
+  for (const TensorView& matrices : {attention->latent_keys, attention->latent_values}) {
+    AddAheadRange(matrices.data(), matrices.ElementCount() * DTypeBytes(matrices.dtype()));
+  }
+  PhaseGemm gemm;
+  if (!gemms_.Add(out->linear, 1, &gemm).ok()) return;
+  AddAheadRange(gemm.weights.tiles, Internals::Storage(out->linear.parts[0])->bytes);
+}
+
+void PersistentDescription::AddAheadRange(const void* data, int64_t bytes) {
+  bytes = std::min(bytes, kMostAheadBytes - ahead_bytes_) / 16 * 16;
+  if (data == nullptr || bytes == 0 || ahead_ == kMostAhead) return;
+  shape_.ahead[ahead_++] = {static_cast<const uint8_t*>(data), bytes};
+  ahead_bytes_ += bytes;
+}
+
 /// Takes the general form for what kToken lacks; kHybrid has shared experts of its own.
 void PersistentDescription::TakeGeneralForm() {
   if (shape_.form == PersistentForm::kToken) shape_.form = PersistentForm::kGeneral;
@@ -261,21 +259,12 @@ Support PersistentDescription::SetGate(const GateOptions& gate) {
   return {"another gated activation than the layers before"};
 }
 
-/// The two products of a gated MLP.
-Support PersistentDescription::AddGates(const StepMlp& mlp, PhaseGemm* gates, PhaseGemm* down) {
-  if (const Support support = AddGemm(mlp.gate_up, 2, gates); !support.ok()) return support;
-  if (const Support support = AddGemm(mlp.down, 1, down); !support.ok()) return support;
-  const int inner = down->weights.k;
-  if (gates->n * gates->sides == 2 * inner && inner % 4 == 0) return {};
-  return {"{0} inner features; supported: multiples of 4, half of gate and up", inner};
-}
-
 Support PersistentDescription::AddMlp(const LayerSteps& steps, PersistentLayer* layer) {
   PhaseGemm& gates = layer->gemms[static_cast<int>(Phase::kGates)];
   PhaseGemm& down = layer->gemms[static_cast<int>(Phase::kDown)];
   if (const Support support = SetGate(steps.gate_up->gate); !support.ok()) return support;
   const StepMlp mlp = {steps.gate_up->gate_up, steps.down->linear};
-  if (const Support support = AddGates(mlp, &gates, &down); !support.ok()) return support;
+  if (const Support support = gemms_.AddGated(mlp, &gates, &down); !support.ok()) return support;
   SplitPhase(Phase::kGates, blocks_, &gates);
   SplitPhase(Phase::kDown, blocks_, &down);
   layer->mlp_norm = steps.gate_up->norm.weight.As<float>();
@@ -314,7 +303,8 @@ Support PersistentDescription::AddExperts(const LayerSteps& steps, PersistentLay
   for (const StepMlp& mlp : experts) {
     PhaseGemm its_gates;
     PhaseGemm its_down;
-    if (const Support support = AddGates(mlp, &its_gates, &its_down); !support.ok()) return support;
+    if (const Support support = gemms_.AddGated(mlp, &its_gates, &its_down); !support.ok())
+      return support;
     if (&mlp == &experts.front()) {
       gates = its_gates;
       down = its_down;
@@ -358,7 +348,7 @@ Support PersistentDescription::AddShared(const ExpertsStep& step, PhaseGemm* gat
   if (shape_.router.shared == 0) return {};
   PhaseGemm its_gates;
   PhaseGemm its_down;
-  if (const Support support = AddGates(step.shared, &its_gates, &its_down); !support.ok()) {
+  if (const Support support = gemms_.AddGated(step.shared, &its_gates, &its_down); !support.ok()) {
     return support;
   }
   const int selection = shape_.router.top_k;

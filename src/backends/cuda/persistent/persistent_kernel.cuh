@@ -11,8 +11,8 @@
 //     kDown    gated activation                                    the MLP block
 //
 //   In a hybrid model (PersistentForm) kOut comes after attention or a gated delta net's row
-//   (persistent_delta.cuh). Attention may run elsewhere: then a run begins with kOut, whose inputs
-//   are in memory, or ends with kQkv, whose sums it stores.
+//   (persistent_delta.cuh). Attention may run elsewhere (persistent_between.cuh): then a run begins
+//   with kOut, whose inputs are in memory, or ends with kQkv, whose sums it stores.
 //
 //   Split-K has no reduction of its own: units publish partial sums, and readers add them in a
 //   fixed order, so a step's bits do not depend on timing. The residual and the selection are
@@ -26,6 +26,7 @@
 
 #include "backends/cuda/common/epilogue.cuh"
 #include "backends/cuda/persistent/persistent_attention.cuh"
+#include "backends/cuda/persistent/persistent_between.cuh"
 #include "backends/cuda/persistent/persistent_delta.cuh"
 #include "backends/cuda/persistent/persistent_exchange.cuh"
 #include "backends/cuda/persistent/persistent_outputs.cuh"
@@ -35,9 +36,6 @@
 
 namespace marlin::cuda {
 
-MARLIN_DEVICE float4 Times(const float4& x, const float4& w) {
-  return {x.x * w.x, x.y * w.y, x.z * w.z, x.w * w.w};
-}
 MARLIN_DEVICE float Dot(const float4& y, const float4& r) {
   return __fmaf_rn(y.x, r.x, y.y * r.y) + __fmaf_rn(y.z, r.z, y.w * r.w);
 }
@@ -51,16 +49,21 @@ class PersistentBlock {
 
   /// The parts of shared memory that are there before the first layer.
   MARLIN_DEVICE void Begin() {
-    auto* const residual = Residual();
-    for (int i = thread_; i < args_.features / 4; i += kPersistentThreads) {
-      residual[i] = reinterpret_cast<const float4*>(args_.hidden)[i];
-    }
+    if constexpr (!kBetween) ReadResidual();
     if (thread_ < kMostChosenExperts) {
       const int of_shared = thread_ - args_.router.top_k;
       Scratch().ids[thread_] = of_shared < 0 ? 0 : args_.router.experts + of_shared;
     }
     if (thread_ == 0) FindParts();
-    BeginTables<kForm>(args_);
+    if constexpr (kBetween) {
+      BeginChain(args_);
+      ReadResidual();
+      if (thread_ == 0) Scratch().clock = args_.clock[0];
+      SyncFirst<kPersistentThreads>();
+      PublishArrival(0);
+    } else {
+      BeginTables<kForm>(args_);
+    }
   }
 
   /// Runs all layers, and stores the residual. Every part is called from one place: code that is
@@ -72,17 +75,22 @@ class PersistentBlock {
     for (int phase = args_.first_phase;; ++phase) {
       const auto which = static_cast<Phase>(phase % kPhases);
       const bool normalizes = which == Phase::kQkv || which == Phase::kGates;
+      // Sums that are multiplied by a norm's factor.
+      const bool scales =
+          normalizes || (kBetween && which == Phase::kOut && phase != args_.first_phase);
       if (phase == phases) {
+        // The next kernel finds room once CTAs have ended, and waits for all that they store.
+        if constexpr (kBetween) TriggerDependentLaunch();
         EndRun(phase);
         break;
       }
       if (normalizes) {
         AwaitLayer(which == Phase::kQkv ? LayerBarrier::kLayer : LayerBarrier::kMlp,
                    phase / kPhases);
-      } else if (kHybrid && phase == args_.first_phase) {
+      } else if (!kAttends && phase == args_.first_phase) {
         AwaitLayer(LayerBarrier::kLayer, phase / kPhases);
       }
-      if constexpr (!kHybrid) {
+      if constexpr (kAttends) {
         if (which == Phase::kOut) Attend(phase);
       }
       const PersistentOutputs outputs(args_, phase, tables_.ScheduleOf(tables_.GemmOf(phase)));
@@ -91,51 +99,73 @@ class PersistentBlock {
       // These do not depend on the phase's inputs, so they are found before those are there.
       const auto find = [&] {
         start = PhaseStart::Of<kForm>(tables_, phase);
-        if constexpr (kFindsEarly) published = outputs.FindPublished();
+        if constexpr (kFindsEarly) published = outputs.template FindPublished<kForm>();
       };
-      if (normalizes) {
-        Normalize(phase, find);
-      } else {
-        find();
-        if (which == Phase::kDown) {
-          PrepareDown(phase);
-        } else if constexpr (kHybrid) {
-          PrepareMixed(args_, phase, Words(phase / kPhases), Tag(phase / kPhases));
-        } else {
-          GatherMixed(phase);
-        }
-      }
+      PrepareInputs(phase, find);
       const bool routes = LayerOf(phase).experts != nullptr;
       // Copies run a phase ahead, except experts' tiles, which the router chooses.
       const bool awaits_router = routes && (which == Phase::kOut || which == Phase::kGates);
       if (phase == args_.first_phase && which == Phase::kQkv) AllowCopies(Phase::kQkv);
       if (!awaits_router) AllowCopies(static_cast<Phase>((phase + 1) % kPhases));
       SyncFirst<kPersistentThreads>();
-      if (which == Phase::kQkv) PublishArrival(phase / kPhases);
+      if (!kBetween && which == Phase::kQkv) PublishArrival(phase / kPhases);
       if (which == Phase::kGates) Route(phase);
-      if (normalizes) StoreNormFactor(phase);
-      ring_.Begin(phase);
+      if (scales) StoreNormFactor(phase);
+      if constexpr (SharesRing(kForm)) ring_.Begin(phase);
       // A norm needs all k.
       MultiplyPhase<kKind, kForm>(args_, phase, start,
                                   normalizes ? 0 : start.schedule->first_k_tile, ring_);
-      if constexpr (!kFindsEarly) published = outputs.FindPublished();
+      if constexpr (!kFindsEarly) published = outputs.template FindPublished<kForm>();
       const PersistentOutputs::Finish finish = outputs.FindFinish();
       SyncFirst<kPersistentThreads>();
-      outputs.Publish(published, finish, normalizes ? Scratch().norm : 1.0f);
+      outputs.Publish(published, finish, scales ? Scratch().norm : 1.0f);
     }
     EndLaunch();
   }
 
  private:
   static constexpr bool kHybrid = kForm == PersistentForm::kHybrid;
+  static constexpr bool kBetween = kForm == PersistentForm::kBetween;
+  static constexpr bool kAttends = !kHybrid && !kBetween;  ///< In every layer.
   /// The other forms lack registers for finding outputs early, and for as many words in flight.
-  static constexpr bool kFindsEarly = kForm == PersistentForm::kToken;
+  static constexpr bool kFindsEarly = kForm == PersistentForm::kToken || kBetween;
+
+  MARLIN_DEVICE void ReadResidual() const {
+    auto* const residual = Residual();
+    for (int i = thread_; i < args_.features / 4; i += kPersistentThreads) {
+      residual[i] = reinterpret_cast<const float4*>(args_.hidden)[i];
+    }
+  }
+
+  /// The inputs of a phase, as activations. Calls meanwhile() once, before they are there.
+  template <typename Meanwhile>
+  MARLIN_DEVICE void PrepareInputs(int phase, const Meanwhile& meanwhile) {
+    const auto which = static_cast<Phase>(phase % kPhases);
+    if (which == Phase::kQkv || which == Phase::kGates) return Normalize(phase, meanwhile);
+    meanwhile();
+    if (which == Phase::kDown) {
+      PrepareDown(phase);
+    } else if constexpr (kHybrid) {
+      PrepareMixed(args_, phase, Words(phase / kPhases), Tag(phase / kPhases));
+    } else if constexpr (kAttends) {
+      GatherMixed(phase);
+    } else if (phase == args_.first_phase) {
+      GatherResults(args_, tables_.GemmOf(phase), 1);
+    } else {
+      ProjectionsOf(phase).PrepareQueries();
+    }
+  }
 
   /// End after the last phase: adds its sums to the residual, or stores the last projections.
   MARLIN_DEVICE void EndRun(int phase) {
-    if (kHybrid && phase % kPhases == static_cast<int>(Phase::kOut)) {
-      const int index = phase / kPhases;
-      StoreProjected(args_, tables_.GemmOf(phase - 1), Words(index), Tag(index));
+    const int index = phase / kPhases;
+    if (kBetween && phase % kPhases != static_cast<int>(Phase::kQkv)) {
+      ProjectionsOf(phase).Store();
+    } else if (kHybrid && phase % kPhases == static_cast<int>(Phase::kOut)) {
+      const uint32_t* const sums =
+          Words(index) + args_.exchange.phases[static_cast<int>(Phase::kQkv)];
+      StoreProjected(args_, tables_.GemmOf(phase - 1), sums, Tag(index), 1,
+                     static_cast<int>(gridDim.x));
     } else {
       AddBlock(phase);
     }
@@ -175,9 +205,9 @@ class PersistentBlock {
     const auto block = static_cast<int>(blockIdx.x);
     PersistentScratch& scratch = Scratch();
     const auto blocks = static_cast<int>(gridDim.x);
-    scratch.sequence = 0;
     scratch.router_rows = max(args_.router.rows() - block + blocks - 1, 0) / blocks;
-    if (kHybrid && args_.kv_heads == 0) return;
+    if (kBetween || (kHybrid && args_.kv_heads == 0)) return;
+    scratch.sequence = 0;
     scratch.kv_head = block / args_.attention_splits;
     scratch.split = block - scratch.kv_head * args_.attention_splits;
     FindKeys<kForm>(args_);
@@ -281,27 +311,11 @@ class PersistentBlock {
         if (quad >= quads) break;
         const float4 y = Times(x[i], weights[quad]);
         StoreActivations(args_, quad, y);
-        sums[0] +=
-            __fmaf_rn(x[i].x, x[i].x, x[i].y * x[i].y) + __fmaf_rn(x[i].z, x[i].z, x[i].w * x[i].w);
+        sums[0] += Squares(x[i]);
         if (router != nullptr) sums[1] += Dot(y, router[quad]);
       }
     }
   }
-  /// Stores the sums of a warp's values in its places.
-  template <int kCount, typename... Places>
-  MARLIN_DEVICE void StoreWarpSums(float (&values)[kCount], Places*... places) const {
-    static_assert(sizeof...(Places) == kCount);
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-#pragma unroll
-      for (float& value : values) value += __shfl_xor_sync(~0u, value, step);
-    }
-    if (thread_ % 32 != 0) return;
-    float* const to[kCount] = {places...};
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) to[i][thread_ / 32] = values[i];
-  }
-
   /// Says that this CTA has read everything of the previous layer.
   MARLIN_DEVICE void PublishArrival(int index) const {
     if (thread_ != 0) return;
@@ -315,7 +329,7 @@ class PersistentBlock {
     const bool awaits = thread_ < static_cast<int>(gridDim.x);
     const uint32_t* const others = Words(index) + args_.exchange.arrived + thread_;
     const uint32_t arrived = awaits ? PollWord(others) : 0;
-    const ExpertChoice<HasSharedExperts(kForm)> choice(
+    const ExpertChoice<HasSharedExperts(kForm), HasSigmoids(kForm)> choice(
         args_, layer, Words(index) + args_.exchange.logits, Tag(index));
     choice.PublishLogits();
     if constexpr (kHybrid) DeltaRow(args_, layer).StoreWindow();
@@ -340,6 +354,10 @@ class PersistentBlock {
     MergeOf(phase).Combine(parts, mixed, Tag(index));
   }
 
+  MARLIN_DEVICE LatentProjections ProjectionsOf(int phase) const {
+    const int index = phase / kPhases;
+    return {args_, LayerOf(phase), Words(index), Tag(index)};
+  }
   MARLIN_DEVICE ProjectedWords ProjectedBy(int phase) const {
     const int index = phase / kPhases;
     constexpr auto kQkv = static_cast<int>(Phase::kQkv);
@@ -407,7 +425,7 @@ class PersistentBlock {
         Words(index) + args_.exchange.phases[static_cast<int>(Phase::kGates)];
     const Schedule& schedule = tables_.ScheduleOf(gemm);
     const int inner = gemm.weights.k;
-    const int of_copy = gates.sides * gates.strips * kStripOutputs;
+    const int of_copy = gates.copy_strips * kStripOutputs;
     const int to_up = gates.sides == 2 ? gates.strips * kStripOutputs : inner;
     constexpr int kQuadsOfTile = kTileK / 4;
     const int quads = (schedule.end_k_tile - schedule.first_k_tile) * kQuadsOfTile;
@@ -447,9 +465,14 @@ class PersistentBlock {
   MARLIN_DEVICE void StoreNormFactor(int phase) const {
     if (thread_ / 32 != kPersistentWarps - 2) return;
     const PersistentLayer& layer = LayerOf(phase);
-    const bool attends = phase % kPhases == static_cast<int>(Phase::kQkv);
-    const float factor =
-        NormFactor(args_, Scratch(), attends ? layer.attention_epsilon : layer.mlp_epsilon);
+    const auto which = static_cast<Phase>(phase % kPhases);
+    float epsilon = which == Phase::kQkv ? layer.attention_epsilon : layer.mlp_epsilon;
+    int count = args_.features;
+    if (kBetween && which == Phase::kOut) {
+      epsilon = layer.query_epsilon;
+      count = layer.gemms[static_cast<int>(Phase::kQkv)].n;
+    }
+    const float factor = NormFactor(Scratch(), count, epsilon);
     if (thread_ % 32 == 0) Scratch().norm = factor;
   }
 
@@ -459,7 +482,8 @@ class PersistentBlock {
   TileRing ring_;
 };
 
-/// The warpgroup that copies: two warps copy tiles, the two between them the mixers' inputs.
+/// The warpgroup that copies: two warps copy tiles, the two between them the mixers' inputs, where
+/// the kernel has mixers.
 template <PersistentForm kForm>
 MARLIN_DEVICE void RunCopiers(const PersistentArguments& args) {
   const auto thread = static_cast<int>(threadIdx.x);
@@ -468,7 +492,7 @@ MARLIN_DEVICE void RunCopiers(const PersistentArguments& args) {
   } else if (thread < kFirstKeyCopier + kKeyCopiers) {
     if constexpr (kForm == PersistentForm::kHybrid) {
       CopyMixers(args, thread - kFirstKeyCopier);
-    } else {
+    } else if constexpr (!IsBetween(kForm)) {
       CopyKeys<kForm>(args, thread - kFirstKeyCopier);
     }
   }
@@ -479,7 +503,7 @@ __global__ void __launch_bounds__(kPersistentBlock, 1)
     PersistentKernel(const __grid_constant__ PersistentArguments args) {
   constexpr bool kHybrid = kForm == PersistentForm::kHybrid;
   using Block = std::conditional_t<IsRows(kForm), PersistentRows<kForm>, PersistentBlock<kForm>>;
-  if (threadIdx.x == 0) {
+  if (!IsBetween(kForm) && threadIdx.x == 0) {
     PersistentScratch& scratch = Tables{args}.Scratch();
     scratch.clock = args.clock[0];
     scratch.position = *args.position;
@@ -523,6 +547,10 @@ const void* PersistentKernels::Function(const Variant& variant) {
       return PersistentFunction<Tiles, PersistentForm::kGeneral>();
     case PersistentForm::kGeneralRows:
       return PersistentFunction<Tiles, PersistentForm::kGeneralRows>();
+    case PersistentForm::kBetween:
+      return PersistentFunction<Tiles, PersistentForm::kBetween>();
+    case PersistentForm::kBetweenRows:
+      return PersistentFunction<Tiles, PersistentForm::kBetweenRows>();
   }
   return nullptr;
 }

@@ -35,24 +35,46 @@ inline constexpr int kMostUnits = 16;      ///< Per phase and CTA: each output h
 /// The forms of the kernel: one token of attention layers; one of a model with gated delta nets;
 /// several next tokens of one or more texts, whose rows are columns of the same MMAs; one token of
 /// attention layers with what would make the first form larger: shared experts, norms after RoPE,
-/// teams of more warps where there is no memory for many; or several rows of such layers, or of
-/// routers that select by more than logits.
-enum class PersistentForm : uint8_t { kToken, kHybrid, kRows, kGeneral, kGeneralRows };
+/// teams of more warps where there is no memory for many; several rows of such layers, or of
+/// routers that select by more than logits; or one token, or several rows, between the attention of
+/// a layer and that of the next one, which run elsewhere (persistent_between.cuh).
+enum class PersistentForm : uint8_t {
+  kToken,
+  kHybrid,
+  kRows,
+  kGeneral,
+  kGeneralRows,
+  kBetween,
+  kBetweenRows
+};
+constexpr bool IsBetween(PersistentForm form) {
+  return form == PersistentForm::kBetween || form == PersistentForm::kBetweenRows;
+}
 constexpr bool IsRows(PersistentForm form) {
-  return form == PersistentForm::kRows || form == PersistentForm::kGeneralRows;
+  return form == PersistentForm::kRows || form == PersistentForm::kGeneralRows ||
+         form == PersistentForm::kBetweenRows;
 }
 constexpr bool IsGeneral(PersistentForm form) {
   return form == PersistentForm::kGeneral || form == PersistentForm::kGeneralRows;
 }
 constexpr bool HasSharedExperts(PersistentForm form) {
-  return form == PersistentForm::kHybrid || IsGeneral(form);
+  return form == PersistentForm::kHybrid || IsBetween(form) || IsGeneral(form);
 }
 /// The parts of a KV head's attention that every reader merges for itself: reading so few of them
 /// costs less than another exchange.
 constexpr int MostMergedByReaders(PersistentForm form) {
   return IsRows(form) || form == PersistentForm::kHybrid ? 1 : 4;
 }
+/// Whether a router's sigmoids are selected by without its own code: several rows of attention have
+/// no registers for it.
+constexpr bool HasSigmoids(PersistentForm form) {
+  return form == PersistentForm::kGeneral || IsBetween(form);
+}
+/// Whether upper slots of the rings have a mixer's inputs meanwhile.
+constexpr bool SharesRing(PersistentForm form) { return !IsRows(form) && !IsBetween(form); }
 inline constexpr int kMostPersistentRows = 8;
+/// Features of a latent, and of queries before their second projection: a thread has four.
+inline constexpr int kMostLatentFeatures = 4 * kPersistentThreads;
 /// Selected experts of all rows; units of a CTA, whose numbers have a byte.
 inline constexpr int kMostTasks = kMostPersistentRows * kMostChosenExperts;
 inline constexpr int kMostRowUnits = 255 - kPersistentWarps;
@@ -90,7 +112,9 @@ struct PhaseGemm {
   const float* bias = nullptr;  ///< [sides][n] or null; of experts: see PersistentExpert.
   int n = 0;                    ///< Outputs of a side.
   int strips = 0;               ///< n-tiles of a side.
-  int sides = 1;                ///< 2: a gate and an up matrix.
+  int sides = 1;                ///< 2: a gate and an up matrix, or queries and latents.
+  int up_n = 0;                 ///< Outputs of the second side, if it has not the first one's n.
+  int copy_strips = 0;          ///< n-tiles of all sides; SplitPhase sets it.
   int copies = 1;               ///< Selected experts with outputs of their own.
   int segments = 1;             ///< Selected experts whose inputs are concatenated along k.
   /// With several rows: the most experts that they select, of which each is multiplied once; the
@@ -100,7 +124,7 @@ struct PhaseGemm {
   int k_tiles = 0;         ///< In all segments.
   int splits = 1;
   int tiles_of_split = 0;  ///< The last split may have fewer.
-  int columns = 0;         ///< Sums of a split: copies x sides x strips x 32.
+  int columns = 0;         ///< Sums of a split: copies x copy_strips x 32.
   int schedule = 0;        ///< Offset of the Schedule in a CTA's schedules.
   /// The first copy or segment that is the shared expert's; -1: none is. It may be as wide as
   /// several experts, of which each is a selection, and its tiles may have other groups.
@@ -174,10 +198,13 @@ struct alignas(16) PersistentLayer {
   const float* mlp_norm = nullptr;
   float attention_epsilon = 0;
   float mlp_epsilon = 0;
-  const float* query_norm = nullptr;  ///< [key_dim] or null; the kernel reads head_norms.
+  /// [key_dim] or null; the kernel reads head_norms. Of a run's end before latent attention: null,
+  /// or of queries before their second projection, gemms[kOut]; and of latents.
+  const float* query_norm = nullptr;
   const float* key_norm = nullptr;
   float query_epsilon = 0;
   float key_epsilon = 0;
+  int latent_features = 0;       ///< The first ones of a latent, which key_norm is for.
   const float* sinks = nullptr;  ///< [heads] or null.
   int cache_group = 0;
   int mixer_index = 0;        ///< Among the run's layers with the same kind of mixer.
@@ -423,6 +450,16 @@ struct PersistentDelta {
 
 inline constexpr int kClocks = 3;
 
+/// Bytes that the operations after a run read, in their order: they are requested into L2 at its
+/// end. Both are multiples of 16.
+struct AheadRange {
+  const uint8_t* data = nullptr;
+  int64_t bytes = 0;
+};
+inline constexpr int kMostAhead = 3;
+/// All together: a part of L2.
+inline constexpr int64_t kMostAheadBytes = int64_t{16} << 20;
+
 struct PersistentArguments {
   const PersistentLayer* layers = nullptr;
   int layer_count = 0;
@@ -458,9 +495,12 @@ struct PersistentArguments {
   PersistentDelta delta;
   const int32_t* moves = nullptr;  ///< Negative: the row changes no state.
   /// The first layer's mixer's results, if the run begins after it.
-  const void* mixed = nullptr;
+  const void* mixed = nullptr;  ///< [rows][inputs of its kOut]
   bool mixed_is_bf16 = false;
-  float* projected = nullptr;  ///< The last layer's projections, if the run ends after them.
+  /// The last layer's projections, if the run ends after them, and its latents: [rows] of each.
+  float* projected = nullptr;
+  float* latent = nullptr;
+  AheadRange ahead[kMostAhead];
   const uint8_t* schedules = nullptr;  ///< [CTAs][schedule_bytes]
   int schedule_bytes = 0;
   int slots = 0;  ///< In a warp's ring.
@@ -482,8 +522,9 @@ static_assert(sizeof(PersistentArguments) < 4000, "kernel parameters have 4 KB")
 /// The persistent kernels (plan/instances.def); their parameter is a PersistentArguments.
 struct PersistentKernels {
   struct Variant {
-    /// kHybrid: layers mix by gated delta nets or, as the first and the last one, elsewhere. Else
-    /// all have attention.
+    /// kHybrid: layers mix by gated delta nets or, as the first and the last one, elsewhere.
+    /// kBetween, kBetweenRows: the first one elsewhere, and only projections follow. Else all have
+    /// attention.
     PersistentForm form;
   };
   template <typename Tiles>

@@ -27,8 +27,10 @@ class PersistentOutputs {
   /// Called by all threads that compute, as the other functions. Also publishes the words of the
   /// phase that other layers have: every word is written in every layer, so that no tag is one of
   /// long ago.
+  template <PersistentForm kForm>
   MARLIN_DEVICE Published FindPublished() const {
-    PublishRest();
+    // Between attentions a buffer has the words of the same phases in every launch.
+    if constexpr (kForm != PersistentForm::kBetween) PublishRest();
     Published published;
     if (Local() >= schedule_.units) return published;
     const ScheduledUnit& unit = UnitAt(schedule_, Local());

@@ -16,7 +16,7 @@ namespace marlin::cuda {
 namespace {
 
 constexpr int kMostSplits = 8;
-constexpr int kLeastRowSlots = 2;
+constexpr int kLeastSlots = 2;  ///< Where rings have no other use.
 constexpr int kMostKTiles = 1 << (kSegmentBits / 2);
 constexpr int kRegionAlignment = 128;
 constexpr int kRowPadding = 16;   ///< As in matrix_softmax.cuh.
@@ -25,7 +25,7 @@ constexpr int kMergePadding = 8;  ///< As in persistent_attention.cuh.
 
 int UnitsOf(const PhaseGemm& gemm) {
   const bool dealt = gemm.most_selected > 0 && gemm.segments == 1;
-  return gemm.splits * (dealt ? gemm.most_selected : gemm.copies) * gemm.sides * gemm.strips;
+  return gemm.splits * (dealt ? gemm.most_selected : gemm.copies) * gemm.copy_strips;
 }
 /// Whether a phase's activations are a norm's, which needs all k.
 bool IsNormalized(int phase) {
@@ -243,7 +243,37 @@ std::optional<LayerSteps> TakeHybridLayer(std::span<const StepOperation> operati
   return steps;
 }
 
+std::optional<LayerSteps> TakeLayerBetween(std::span<const StepOperation> operations, bool first) {
+  LayerSteps steps = {.between = true};
+  if (operations.empty()) return std::nullopt;
+  if (!first) {
+    steps.latent = std::get_if<LatentProjectStep>(&operations[0]);
+    steps.count = 1;
+    if (steps.latent == nullptr) return std::nullopt;
+    return steps;
+  }
+  steps.out = std::get_if<ProjectAddStep>(&operations[0]);
+  if (steps.out == nullptr || !TakeMlp(operations.subspan(1), &steps)) return std::nullopt;
+  steps.count = 3;
+  return steps;
+}
+
 namespace {
+
+/// The projections before latent attention, apart from their tiles.
+Support SupportsProjections(const LatentProjectStep& step) {
+  if (!HasNorm(step.norm)) return {"no RMS norm before a block"};
+  if (!HasNorm(step.kv_norm)) return {"no RMS norm of latents"};
+  const int64_t rank = step.kv_norm.weight.ElementCount();
+  if (rank % 4 != 0) return {"latents of {0} features; supported: multiples of 4", rank};
+  const int64_t widest = std::max(step.kv_a.out, step.q_a.out);
+  if (widest > kMostLatentFeatures) {
+    return {"latents of {0} features; supported: up to 2048", widest};
+  }
+  static_assert(kMostLatentFeatures == 2048);
+  if (!step.q.parts.empty()) return {};
+  return HasNorm(step.q_norm) ? Support() : Support{"no RMS norm of queries' latents"};
+}
 
 /// The output projection and what comes after it.
 Support SupportsMlp(const LayerSteps& steps) {
@@ -281,6 +311,7 @@ Support SupportsLayer(const LayerSteps& steps, int64_t hidden) {
   if (steps.delta != nullptr) {
     if (const Support support = SupportsDelta(*steps.delta); !support.ok()) return support;
   }
+  if (steps.latent != nullptr) return SupportsProjections(*steps.latent);
   if (!steps.ends()) {
     if (const Support support = SupportsMlp(steps); !support.ok()) return support;
   }
@@ -296,7 +327,13 @@ namespace {
 void SetSplits(int splits, PhaseGemm* gemm) {
   gemm->splits = splits;
   gemm->tiles_of_split = Ceil(gemm->k_tiles, splits);
-  gemm->columns = gemm->copies * gemm->sides * gemm->strips * kStripOutputs;
+  gemm->columns = gemm->copies * gemm->copy_strips * kStripOutputs;
+}
+
+/// n-tiles of all sides.
+int StripsOfSides(const PhaseGemm& gemm) {
+  if (gemm.up_n == 0) return gemm.sides * gemm.strips;
+  return gemm.strips + Ceil(gemm.up_n, kStripOutputs);
 }
 
 }  // namespace
@@ -305,7 +342,8 @@ void SplitPhase(Phase phase, int blocks, PhaseGemm* gemm) {
   int best = 1;
   double least = 0;
   const PhaseCosts costs = CostsOf(phase, gemm->n);
-  const int units = gemm->copies * gemm->sides * gemm->strips;
+  gemm->copy_strips = StripsOfSides(*gemm);
+  const int units = gemm->copies * gemm->copy_strips;
   for (int splits = 1; splits <= std::min(kMostSplits, gemm->k_tiles); ++splits) {
     const int tiles = Ceil(gemm->k_tiles, splits);
     if (splits > 1 && Ceil(gemm->k_tiles, tiles) < splits) continue;
@@ -387,10 +425,10 @@ namespace {
 
 /// Everything that the schedule of a phase depends on.
 auto KeyOf(const PhaseGemm& gemm) {
-  return std::tuple(gemm.strips, gemm.sides, gemm.copies, gemm.segments, gemm.k_tiles, gemm.splits,
-                    gemm.tiles_of_split, gemm.weights.tiles_of_strip, gemm.weights.tile_bytes,
-                    gemm.shared_selection, gemm.shared_parts, gemm.shared.tile_bytes,
-                    gemm.most_selected);
+  return std::tuple(gemm.strips, gemm.copy_strips, gemm.sides, gemm.copies, gemm.segments,
+                    gemm.k_tiles, gemm.splits, gemm.tiles_of_split, gemm.weights.tiles_of_strip,
+                    gemm.weights.tile_bytes, gemm.shared_selection, gemm.shared_parts,
+                    gemm.shared.tile_bytes, gemm.most_selected);
 }
 
 /// The parts of all CTAs in a phase, and their place in a CTA's schedules.
@@ -504,6 +542,12 @@ void LayOutExchange(const LargestLayer& most, int blocks, PersistentArguments* a
   at.words = static_cast<int>(exchange.end());
 }
 
+/// The residual and the weights of both norms, where every CTA has all of them.
+void TakeResidual(Offsets* shared, PersistentArguments* args) {
+  shared->Take(ResidualAt(false) + int64_t{args->features} * 4);
+  args->shared.norms = shared->Take(2 * int64_t{args->features} * 4);
+}
+
 /// The parts whose contents last longer than a phase.
 void TakeTables(int blocks, Offsets* shared, PersistentArguments* args) {
   PersistentShared& at = args->shared;
@@ -538,15 +582,21 @@ bool LayOutKeys(int team_warps_log2, int shared_bytes, PersistentArguments* args
   return args->slots >= kLowSlots && at.bytes <= shared_bytes;
 }
 
+/// The inputs and the sums of a GEMM of one row.
+void TakeGemm(const LargestLayer& most, Offsets* shared, PersistentArguments* args) {
+  PersistentShared& at = args->shared;
+  at.activations = shared->Take(int64_t{most.span} * kTileK * 2);
+  at.sums = shared->Take(std::max(int64_t{most.units} * kPersistentWarps * kStripOutputs * 4,
+                                  args->router.experts * 2 * int64_t{sizeof(double)}));
+}
+
 /// False if it does not fit in `shared_bytes`.
 bool LayOutShared(const LargestLayer& most, int blocks, int shared_bytes,
                   PersistentArguments* args) {
-  const int64_t experts = args->router.experts;
   const int key_row = args->key_dim * 2 + kRowPadding;
   Offsets shared;
   PersistentShared& at = args->shared;
-  shared.Take(ResidualAt(false) + int64_t{args->features} * 4);
-  at.norms = shared.Take(2 * int64_t{args->features} * 4);
+  TakeResidual(&shared, args);
   TakeTables(blocks, &shared, args);
   const PersistentDelta& delta = args->delta;
   const int64_t window = int64_t{kDeltaConvWidth - 1} * delta.own_channels() * 4;
@@ -555,9 +605,7 @@ bool LayOutShared(const LargestLayer& most, int blocks, int shared_bytes,
     at.kept = shared.Take(window);
   }
   Offsets attention = shared;
-  at.activations = shared.Take(int64_t{most.span} * kTileK * 2);
-  at.sums = shared.Take(std::max(int64_t{most.units} * kPersistentWarps * kStripOutputs * 4,
-                                 experts * 2 * int64_t{sizeof(double)}));
+  TakeGemm(most, &shared, args);
   at.queries = attention.Take(int64_t{kMostGroupHeads} * key_row);
   at.fresh = attention.Take((args->key_dim + args->value_dim) * 2);
   at.inputs = attention.Take(delta.value_heads > 0 ? sizeof(DeltaInputs) : 0);
@@ -579,6 +627,21 @@ bool LayOutShared(const LargestLayer& most, int blocks, int shared_bytes,
   return false;
 }
 
+/// The same of form kBetween, whose rings have the rest of the memory.
+bool LayOutBetween(const LargestLayer& most, int blocks, int shared_bytes,
+                   PersistentArguments* args) {
+  Offsets shared;
+  TakeResidual(&shared, args);
+  TakeTables(blocks, &shared, args);
+  TakeGemm(most, &shared, args);
+  const int slot = kPersistentWarps * args->slot_bytes;
+  PersistentShared& at = args->shared;
+  at.ring = static_cast<int>(shared.end());
+  args->slots = std::min((shared_bytes - at.ring) / slot, kMostSlots);
+  at.bytes = at.ring + args->slots * slot;
+  return args->slots >= kLeastSlots;
+}
+
 /// The same with several rows: keys have the memory of activations and sums, whose weights have all
 /// of the ring.
 bool LayOutRows(const LargestLayer& most, int blocks, int shared_bytes, PersistentArguments* args) {
@@ -597,7 +660,7 @@ bool LayOutRows(const LargestLayer& most, int blocks, int shared_bytes, Persiste
   args->activation_stride = most.span * kTileK * 2 + kRowPadding;
   args->team_warps_log2 = kLeastTeamWarpsLog2;
   at.activations = shared.Take(rows * args->activation_stride);
-  const int64_t routed = args->form == PersistentForm::kGeneralRows ? rows : 1;
+  const int64_t routed = args->form == PersistentForm::kRows ? 1 : rows;
   at.sums = shared.Take(std::max((most.units + kPersistentWarps) * rows * kRowSumFloats * 4,
                                  routed * experts * 2 * int64_t{sizeof(double)}));
   at.queries = attention.Take(int64_t{kMostGroupHeads} * key_row);
@@ -609,7 +672,19 @@ bool LayOutRows(const LargestLayer& most, int blocks, int shared_bytes, Persiste
   const int64_t slot = int64_t{kPersistentWarps} * args->slot_bytes;
   args->slots = static_cast<int>(std::min<int64_t>((shared_bytes - at.ring) / slot, kMostSlots));
   at.bytes = static_cast<int>(at.ring + args->slots * slot);
-  return args->slots >= kLeastRowSlots;
+  return args->slots >= kLeastSlots;
+}
+
+/// Which phases of which layers run.
+void SetPhases(std::span<const PersistentLayer> layers, PersistentArguments* args) {
+  args->layer_count = static_cast<int>(layers.size());
+  const bool begins = layers.front().attention_norm != nullptr;
+  args->first_phase = static_cast<int>(begins ? Phase::kQkv : Phase::kOut);
+  args->end_phase = args->layer_count * kPhases;
+  const PersistentLayer& last = layers.back();
+  if (last.mlp_norm != nullptr) return;
+  const bool projects_again = last.gemms[static_cast<int>(Phase::kOut)].n > 0;
+  args->end_phase -= kPhases - (projects_again ? 2 : 1);
 }
 
 }  // namespace
@@ -641,15 +716,45 @@ std::optional<PersistentArguments> LayOutPersistent(const PersistentArguments& s
     args.attention_splits = std::max(blocks / (rows * args.kv_heads), 1);
   }
   if (rows > 1 && args.router.experts > kMostRowExperts) return std::nullopt;
+  // Each row's latent has a CTA.
+  if (IsBetween(args.form) && rows >= blocks) return std::nullopt;
   if (rows * args.kv_heads > blocks || args.delta.value_heads * args.delta.slices > blocks ||
       Ceil(args.router.rows(), blocks) > kMostRouterRows) {
     return std::nullopt;
   }
   LayOutExchange(most, blocks, &args);
-  const bool fits = rows > 1 ? LayOutRows(most, blocks, shared_bytes, &args)
-                             : LayOutShared(most, blocks, shared_bytes, &args);
-  if (!fits) return std::nullopt;
+  SetPhases(layers, &args);
+  const auto lay_out = rows > 1                                ? LayOutRows
+                       : args.form == PersistentForm::kBetween ? LayOutBetween
+                                                               : LayOutShared;
+  if (!lay_out(most, blocks, shared_bytes, &args)) return std::nullopt;
   return args;
+}
+
+std::vector<int> ExchangeKey(const PersistentArguments& args,
+                             std::span<const PersistentLayer> layers) {
+  if (!IsBetween(args.form)) return {};
+  const PersistentExchange& at = args.exchange;
+  std::vector<int> key = {static_cast<int>(args.form),
+                          args.rows,
+                          args.features,
+                          args.first_phase,
+                          args.end_phase,
+                          args.router.rows(),
+                          args.router.selected(),
+                          at.logits,
+                          at.arrived,
+                          at.inputs[0],
+                          at.inputs[1],
+                          at.words};
+  key.insert(key.end(), std::begin(at.phases), std::end(at.phases));
+  for (const PersistentLayer& layer : layers) {
+    for (const PhaseGemm& gemm : layer.gemms) {
+      key.push_back(gemm.splits);
+      key.push_back(gemm.columns);
+    }
+  }
+  return key;
 }
 
 }  // namespace marlin::cuda

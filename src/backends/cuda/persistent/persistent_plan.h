@@ -16,6 +16,7 @@ namespace marlin::cuda {
 /// A layer's operations: attention or a gated delta net; gate_up and down, or route and experts.
 struct LayerSteps {
   const ProjectStep* project = nullptr;
+  const LatentProjectStep* latent = nullptr;
   const AttentionStep* attention = nullptr;
   const GatedDeltaStep* delta = nullptr;
   const ProjectAddStep* out = nullptr;
@@ -25,7 +26,8 @@ struct LayerSteps {
   const ExpertsStep* experts = nullptr;
   size_t count = 0;  ///< Its operations.
 
-  bool hybrid = false;  ///< For the hybrid kernel.
+  bool hybrid = false;   ///< For the hybrid kernel.
+  bool between = false;  ///< For the kernel between attentions.
 
   /// Nothing comes after the projections.
   bool ends() const { return out == nullptr; }
@@ -38,6 +40,10 @@ std::optional<LayerSteps> TakeLayer(std::span<const StepOperation> operations);
 /// first layer of a run may begin with its output projection, and a later one end with the
 /// projections before it.
 std::optional<LayerSteps> TakeHybridLayer(std::span<const StepOperation> operations, bool first);
+
+/// The same in a model whose attention runs elsewhere: what comes after the first layer's, or the
+/// projections of the next layer's latent attention.
+std::optional<LayerSteps> TakeLayerBetween(std::span<const StepOperation> operations, bool first);
 
 /// Experts as wide as the layer's that its shared expert makes; 0: there is none. Precondition:
 /// SupportsLayer.
@@ -77,5 +83,11 @@ std::optional<PersistentArguments> LayOutPersistent(const PersistentArguments& s
                                                     std::span<const PersistentLayer> layers,
                                                     const Schedules& schedules, int blocks,
                                                     int shared_bytes);
+
+/// The sizes on which the words of a run's launches depend: runs with the same key may have the
+/// same exchange buffers, because each writes all words that any of them writes. Empty: the run has
+/// its own.
+std::vector<int> ExchangeKey(const PersistentArguments& args,
+                             std::span<const PersistentLayer> layers);
 
 }  // namespace marlin::cuda

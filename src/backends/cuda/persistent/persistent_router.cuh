@@ -73,6 +73,28 @@ struct LogitRouter {
   }
 };
 
+/// The selection by fp32 sums of sigmoids and biases, as reference models have it. Only without
+/// groups, and only in forms that have room for its code.
+MARLIN_DEVICE bool SelectsBySigmoids(const PersistentRouter& options) {
+  return options.scoring == kSigmoid && options.groups == 1;
+}
+/// An expert's place in the order of that selection.
+MARLIN_DEVICE float ChoiceOf(float logit, bool has_bias, float bias) {
+  return has_bias ? TimesSigmoid(1.0f, logit) + bias : logit;
+}
+/// The weights of the selected experts, of which each of a warp's first lanes has the logit.
+MARLIN_DEVICE float WeightOfSigmoid(const PersistentRouter& options, float logit) {
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  const float score = lane < options.top_k ? TimesSigmoid(1.0f, logit) : 0.0f;
+  float sum = score;
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+  // All scores may underflow to 0, which must not become 0 / 0: see the CPU's router.
+  sum = fmaxf(sum + 1e-20f, static_cast<float>(options.least_sum));
+  const float scaled = score * static_cast<float>(options.scaling_factor);
+  return options.normalize ? __fdividef(scaled, sum) : scaled;
+}
+
 /// The arguments of the router's own code for a row.
 MARLIN_DEVICE RouterArguments RouterOf(const PersistentArguments& args,
                                        const PersistentLayer& layer, const float* logits,
@@ -115,7 +137,7 @@ static __device__ __noinline__ void RouteAnyhow(const PersistentArguments& args,
 }
 
 /// The selection of a layer's experts. `logits`: the words of all of them.
-template <bool kShared>
+template <bool kShared, bool kSigmoids>
 class ExpertChoice {
  public:
   MARLIN_DEVICE ExpertChoice(const PersistentArguments& args, const PersistentLayer& layer,
@@ -137,7 +159,7 @@ class ExpertChoice {
       float dot = 0.0f;
 #pragma unroll
       for (int warp = 0; warp < kPersistentWarps; ++warp) dot += Scratch().dots[thread_][warp];
-      logit = __fmaf_rn(dot, NormFactor(args_, Scratch(), layer_.mlp_epsilon), logit);
+      logit = __fmaf_rn(dot, NormFactor(Scratch(), args_.features, layer_.mlp_epsilon), logit);
     }
     PublishWord(logits_ + expert, logit, tag_);
   }
@@ -147,30 +169,50 @@ class ExpertChoice {
   MARLIN_DEVICE void Route() const {
     auto* const keys = reinterpret_cast<int*>(Memory() + args_.shared.logits);
     const int experts = args_.router.experts;
-    bool is_plain = args_.router.groups == 1 && layer_.choice_bias == nullptr &&
-                    args_.router.scoring != kSigmoid;
+    const bool by_sigmoids = kSigmoids && SelectsBySigmoids(args_.router);
+    int* const choices = by_sigmoids ? reinterpret_cast<int*>(SumsOf(args_)) : keys;
+    bool is_plain = by_sigmoids || (args_.router.groups == 1 && layer_.choice_bias == nullptr &&
+                                    args_.router.scoring != kSigmoid);
 #pragma unroll 1
     for (int e = thread_; e < (experts + 3) / 4 * 4; e += kPersistentThreads) {
+      const bool exists = e < experts;
+      float bias = 0.0f;
+      if (by_sigmoids && exists && layer_.choice_bias != nullptr) bias = layer_.choice_bias[e];
       float logit = NoScore();
-      if (e < experts) {
+      if (exists) {
         logit = AwaitWord(logits_ + e, PollWord(logits_ + e), tag_);
-        is_plain = is_plain && isfinite(logit);
+        is_plain = is_plain && isfinite(logit) && isfinite(bias);
       }
       keys[e] = KeyOf(logit);
+      if (!by_sigmoids) continue;
+      choices[e] = KeyOf(ChoiceOf(logit, layer_.choice_bias != nullptr, bias));
     }
     if constexpr (kShared) WeighShared();
     if (SyncFirstAny<kPersistentThreads>(!is_plain)) {
       RouteAnyhow(args_, layer_, keys, Scratch().ids, Scratch().weights);
     } else {
-      const LogitRouter router{args_.router, keys, Scratch().ids};
+      const LogitRouter router{args_.router, choices, Scratch().ids};
       router.Select();
       SyncFirst<kPersistentThreads>();
-      if (thread_ >= kPersistentThreads - 32) router.Weigh(Scratch().weights);
+      if (thread_ < kPersistentThreads - 32) return;
+      if (by_sigmoids) {
+        WeighSigmoids(keys);
+      } else {
+        router.Weigh(Scratch().weights);
+      }
     }
   }
 
  private:
   MARLIN_DEVICE PersistentScratch& Scratch() const { return Tables{args_}.Scratch(); }
+
+  /// Called by one warp.
+  MARLIN_DEVICE void WeighSigmoids(const int* keys) const {
+    const int lane = thread_ & 31;
+    const int id = lane < args_.router.top_k ? Scratch().ids[lane] : 0;
+    const float weight = WeightOfSigmoid(args_.router, OfKey(keys[id]));
+    if (lane < args_.router.top_k) Scratch().weights[lane] = weight;
+  }
 
   MARLIN_DEVICE void WeighShared() const {
     if (thread_ >= args_.router.shared) return;

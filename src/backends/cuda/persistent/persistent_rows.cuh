@@ -16,6 +16,7 @@
 #pragma once
 
 #include "backends/cuda/persistent/persistent_begin.cuh"
+#include "backends/cuda/persistent/persistent_rows_between.cuh"
 #include "backends/cuda/persistent/persistent_rows_inputs.cuh"
 #include "backends/cuda/persistent/persistent_rows_outputs.cuh"
 #include "backends/cuda/persistent/persistent_rows_residual.cuh"
@@ -40,6 +41,71 @@ class PersistentRows : private RowsPart {
       Rows().chosen[thread_] = of_shared < 0 ? place : args_.router.experts + of_shared;
       Scratch().weights[thread_] = of_shared < 0 ? 0.0f : 1.0f;
     }
+    if constexpr (kBetween) {
+      BeginChain(args_);
+      RowsResidual(args_).Read();
+      if (thread_ == 0) Scratch().clock = args_.clock[0];
+      SyncFirst<kPersistentThreads>();
+      PublishArrival(0);
+    } else {
+      BeginAttention();
+    }
+  }
+
+  /// Runs all layers, and stores the residual.
+  template <CodeKind kKind>
+  MARLIN_DEVICE void Run() {
+#pragma unroll 1
+    for (int phase = args_.first_phase;; ++phase) {
+      const auto which = static_cast<Phase>(phase % kPhases);
+      const int index = phase / kPhases;
+      const bool normalizes = which == Phase::kQkv || which == Phase::kGates;
+      if (kBetween && phase == args_.end_phase) TriggerDependentLaunch();
+      if (kBetween && phase == args_.end_phase && which != Phase::kQkv) {
+        ProjectionsOf(phase).Store();
+        break;
+      }
+      if (normalizes) {
+        if (phase < args_.end_phase) {
+          AwaitLayer(which == Phase::kQkv ? LayerBarrier::kLayer : LayerBarrier::kMlp,
+                     index);
+        }
+        RowsResidual(args_).AddBlock<kForm>(phase);
+        if (phase == args_.end_phase) break;
+        RowsInputs(args_).GatherResidual(phase);
+      } else if (which == Phase::kOut) {
+        PrepareOut(phase);
+      } else {
+        RowsInputs(args_).GatherGates(phase);
+      }
+      // Copies run a phase ahead, except experts' tiles, which the router chooses.
+      const bool awaits_router =
+          LayerOf(phase).experts != nullptr && (which == Phase::kOut || which == Phase::kGates);
+      if (!kBetween && phase == args_.first_phase) AllowCopies(Phase::kQkv);
+      SyncFirst<kPersistentThreads>();
+      if (!awaits_router) AllowCopies(static_cast<Phase>((phase + 1) % kPhases));
+      if (!kBetween && which == Phase::kQkv) PublishArrival(index);
+      if (which == Phase::kGates) Route(phase);
+      if (kBetween && which == Phase::kOut && phase != args_.first_phase) {
+        RowsQueries(args_).FindFactors(phase);
+      }
+      const PhaseStart start = PhaseStart::Of<kForm>(tables_, phase);
+      // A norm needs all k.
+      MultiplyPhase<kKind, kForm>(args_, phase, start,
+                                  normalizes ? 0 : start.schedule->first_k_tile, ring_);
+      SyncFirst<kPersistentThreads>();
+      RowsOutputs(args_).Publish<kForm>(phase, *start.schedule);
+    }
+    Finish();
+  }
+
+ private:
+  static constexpr bool kGeneral = HasSharedExperts(kForm);
+  static constexpr bool kBetween = IsBetween(kForm);
+  static constexpr int kHalf = kPersistentThreads / 2;
+
+  /// The parts of attention.
+  MARLIN_DEVICE void BeginAttention() const {
     SyncFirst<kPersistentThreads>();
     for (int i = thread_; i < kMostPersistentRows * kMostCacheGroups; i += kPersistentThreads) {
       const int row = i % kMostPersistentRows;
@@ -53,54 +119,12 @@ class PersistentRows : private RowsPart {
     BeginTables<kForm>(args_);
   }
 
-  /// Runs all layers, and stores the residual.
-  template <CodeKind kKind>
-  MARLIN_DEVICE void Run() {
-#pragma unroll 1
-    for (int phase = args_.first_phase;; ++phase) {
-      const auto which = static_cast<Phase>(phase % kPhases);
-      const int index = phase / kPhases;
-      const bool normalizes = which == Phase::kQkv || which == Phase::kGates;
-      if (normalizes) {
-        if (phase < args_.end_phase) {
-          AwaitLayer(which == Phase::kQkv ? LayerBarrier::kLayer : LayerBarrier::kMlp,
-                     index);
-        }
-        RowsResidual(args_).AddBlock(phase);
-        if (phase == args_.end_phase) break;
-        RowsInputs(args_).GatherResidual(phase);
-      } else if (which == Phase::kOut) {
-        PrepareOut(phase);
-      } else {
-        RowsInputs(args_).GatherGates(phase);
-      }
-      // Copies run a phase ahead, except experts' tiles, which the router chooses.
-      const bool awaits_router =
-          LayerOf(phase).experts != nullptr && (which == Phase::kOut || which == Phase::kGates);
-      if (phase == args_.first_phase) AllowCopies(Phase::kQkv);
-      SyncFirst<kPersistentThreads>();
-      if (!awaits_router) AllowCopies(static_cast<Phase>((phase + 1) % kPhases));
-      if (which == Phase::kQkv) PublishArrival(index);
-      if (which == Phase::kGates) Route(phase);
-      const PhaseStart start = PhaseStart::Of<kForm>(tables_, phase);
-      // A norm needs all k.
-      MultiplyPhase<kKind, kForm>(args_, phase, start,
-                                  normalizes ? 0 : start.schedule->first_k_tile, ring_);
-      SyncFirst<kPersistentThreads>();
-      RowsOutputs(args_).Publish(phase, *start.schedule);
-    }
-    Finish();
-  }
-
- private:
-  static constexpr bool kGeneral = kForm == PersistentForm::kGeneralRows;
-  static constexpr int kHalf = kPersistentThreads / 2;
-
   MARLIN_DEVICE void FindParts() const {
     const auto block = static_cast<int>(blockIdx.x);
     const auto blocks = static_cast<int>(gridDim.x);
     PersistentScratch& scratch = Scratch();
     scratch.router_rows = max(args_.router.rows() - block + blocks - 1, 0) / blocks;
+    if constexpr (kBetween) return;
     const int part = block / args_.attention_splits;
     const bool attends = part < args_.rows * args_.kv_heads;
     const int row = attends ? part / args_.kv_heads : 0;
@@ -124,8 +148,8 @@ class PersistentRows : private RowsPart {
     const bool awaits = thread_ < static_cast<int>(gridDim.x);
     const uint32_t* const others = Words(index) + args_.exchange.arrived + thread_;
     const uint32_t arrived = awaits ? PollWord(others) : 0;
-    const RowsChoice<kGeneral> choice(args_, layer, Words(index) + args_.exchange.logits,
-                                      Tag(index));
+    const RowsChoice<kGeneral, HasSigmoids(kForm)> choice(
+        args_, layer, Words(index) + args_.exchange.logits, Tag(index));
     choice.PublishLogits();
     // Every CTA has read all of the layer before.
     if (awaits) AwaitWord(others, arrived, Tag(index));
@@ -145,7 +169,26 @@ class PersistentRows : private RowsPart {
     DealUnits(args_, has_gates ? gates : down, tasks, has_gates ? thread_ : thread_ - kHalf, kHalf);
   }
 
+  MARLIN_DEVICE LatentProjections ProjectionsOf(int phase) const {
+    const int index = phase / kPhases;
+    return {args_, LayerOf(phase), Words(index), Tag(index), args_.rows};
+  }
+  /// The inputs of kOut, as activations: of attention that has run elsewhere, or of the second
+  /// projection of queries.
+  MARLIN_DEVICE void PrepareBetween(int phase) const {
+    if (phase != args_.first_phase) return RowsQueries(args_).Gather(phase);
+    AwaitLayer(LayerBarrier::kLayer, phase / kPhases);
+    GatherResults(args_, tables_.GemmOf(phase), args_.rows);
+  }
+
   MARLIN_DEVICE void PrepareOut(int phase) const {
+    if constexpr (kBetween) {
+      PrepareBetween(phase);
+    } else {
+      Attend(phase);
+    }
+  }
+  MARLIN_DEVICE void Attend(int phase) const {
     const PersistentLayer& layer = LayerOf(phase);
     const int index = phase / kPhases;
     // Keys take the memory of activations and sums.

@@ -75,7 +75,7 @@ class RowsInputs : private RowsPart {
         Words(index) + args_.exchange.phases[static_cast<int>(Phase::kGates)];
     const bool routes = layer.experts != nullptr;
     const int inner = gemm.weights.k;
-    const int of_copy = gates.sides * gates.strips * kStripOutputs;
+    const int of_copy = gates.copy_strips * kStripOutputs;
     const int to_up = gates.sides == 2 ? gates.strips * kStripOutputs : inner;
     const int pairs = (schedule.end_k_tile - schedule.first_k_tile) * args_.rows;
     constexpr int kAtOnce = 4;

@@ -12,13 +12,16 @@ class RowsOutputs : private RowsPart {
 
   /// Adds the warps' sums of the CTA's units and publishes them, with their biases: a thread has
   /// four outputs of a unit and a row.
+  template <PersistentForm kForm>
   MARLIN_DEVICE void Publish(int phase, const Schedule& schedule) const {
     const PersistentLayer& layer = LayerOf(phase);
     const PhaseGemm& gemm = tables_.GemmOf(phase);
     const int which = phase % kPhases;
     const bool of_experts = layer.experts != nullptr && which >= static_cast<int>(Phase::kGates);
     const bool gates = which == static_cast<int>(Phase::kGates);
-    const bool normalized = gates || which == static_cast<int>(Phase::kQkv);
+    const bool of_queries =
+        IsBetween(kForm) && which == static_cast<int>(Phase::kOut) && phase != args_.first_phase;
+    const bool normalized = gates || which == static_cast<int>(Phase::kQkv) || of_queries;
     const uint32_t tag = Tag(phase / kPhases);
     uint32_t* const words = Words(phase / kPhases) + args_.exchange.phases[which];
     constexpr int kQuads = kStripOutputs / 4;
@@ -32,7 +35,7 @@ class RowsOutputs : private RowsPart {
       float factor = unit.side == 0 ? gemm.weights.multiplier : gemm.up_multiplier;
       if (of_experts && gates) {
         if ((Rows().task_rows[unit.copy] >> row & 1) == 0) continue;
-        place = Rows().places[unit.copy][row] * gemm.sides * gemm.strips * kStripOutputs;
+        place = Rows().places[unit.copy][row] * gemm.copy_strips * kStripOutputs;
         const PersistentExpert& expert = tables_.Chosen(unit.copy);
         factor = unit.side == 0 ? expert.gate_multiplier : expert.up_multiplier;
       } else if (of_experts) {
@@ -49,7 +52,14 @@ class RowsOutputs : private RowsPart {
       PublishQuad(words + unit.word + row * gemm.columns + place + output,
                   ScaledAdd(sum, factor, bias), tag);
     }
-    // Words that other layers have are written in every layer, so that no tag is one of long ago.
+    // Between attentions a buffer has the words of the same phases in every launch.
+    if constexpr (!IsBetween(kForm)) PublishRest(gemm, which, words, tag);
+  }
+
+ private:
+  /// Words that other layers have are written in every layer, so that no tag is one of long ago.
+  MARLIN_DEVICE void PublishRest(const PhaseGemm& gemm, int which, uint32_t* words,
+                                 uint32_t tag) const {
 #pragma unroll 1
     for (int i = gemm.splits * args_.rows * gemm.columns +
                  static_cast<int>(blockIdx.x) * kPersistentThreads + thread_;
@@ -59,7 +69,6 @@ class RowsOutputs : private RowsPart {
     }
   }
 
- private:
   /// Four sums of a warp's tiles of a unit.
   MARLIN_DEVICE float4 SumAt(int unit, int warp, int row, int output) const {
     return *reinterpret_cast<const float4*>(

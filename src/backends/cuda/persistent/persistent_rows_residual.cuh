@@ -21,8 +21,9 @@ class RowsResidual : private RowsPart {
   }
 
   /// Adds the block of the phase before to the CTA's strips of the residual, and publishes them
-  /// times the norm's weights, with the sums of their squares; after the last layer it stores the
-  /// residual.
+  /// times the norm's weights, with the sums of their squares. Stores the residual after the last
+  /// layer, or before the last projections.
+  template <PersistentForm kForm>
   MARLIN_DEVICE void AddBlock(int phase) const {
     const int index = phase / kPhases;
     const int which = phase % kPhases == static_cast<int>(Phase::kQkv) ? 0 : 1;
@@ -32,10 +33,11 @@ class RowsResidual : private RowsPart {
       if (phase > args_.first_phase) sum = GatherSplits(phase - 1, row, place);
       const float4 x = Advance(place, sum);
       const bool stores = place.part == 0 && place.feature < args_.features;
-      if (phase == args_.end_phase) {
-        if (stores) *HiddenAt(row, place.feature) = x;
-        return;
+      const bool is_last = phase == args_.end_phase;
+      if (stores && (is_last || (IsBetween(kForm) && which == 0))) {
+        *HiddenAt(row, place.feature) = x;
       }
+      if (is_last) return;
       uint32_t* const words = Words(index);
       if (stores) {
         const float4 w = *reinterpret_cast<const float4*>(norm + place.owned_feature);

@@ -49,6 +49,14 @@ class RowSelection {
     }
   }
 
+  /// Stores the experts and their weights, which are of sigmoids. `keys`: KeyOf the logits.
+  MARLIN_DEVICE void StoreSigmoids(const int* keys, int32_t* ids, float* weights) const {
+    const bool selects = Lane() < options_.top_k;
+    const float weight = WeightOfSigmoid(options_, OfKey(keys[selects ? id_ : 0]));
+    if (!selects) return;
+    ids[Lane()] = id_;
+    weights[Lane()] = weight;
+  }
   /// Stores the experts and their weights: see LogitRouter::Weigh.
   MARLIN_DEVICE void Store(int32_t* ids, float* weights) const {
     const auto weight = [&](int key) { return Exp2((OfKey(key) - OfKey(largest_)) * kLog2E); };
@@ -103,7 +111,7 @@ static __device__ __noinline__ void RouteRowsAnyhow(const PersistentArguments& a
 }
 
 /// The selections of a layer's experts by all rows. `kGeneral`: with shared experts.
-template <bool kGeneral>
+template <bool kGeneral, bool kSigmoids>
 class RowsChoice {
  public:
   /// `logits`: the words of all rows.
@@ -138,9 +146,10 @@ class RowsChoice {
   /// Gathers the logits, and selects every row's experts and their weights. Called by all threads;
   /// ends with a barrier.
   MARLIN_DEVICE void Route() const {
-    bool is_plain = args_.router.groups == 1 && layer_.choice_bias == nullptr &&
-                    args_.router.scoring != kSigmoid;
-    is_plain = GatherLogits() && is_plain;
+    const bool by_sigmoids = kSigmoids && SelectsBySigmoids(args_.router);
+    bool is_plain = by_sigmoids || (args_.router.groups == 1 && layer_.choice_bias == nullptr &&
+                                    args_.router.scoring != kSigmoid);
+    is_plain = GatherLogits(by_sigmoids) && is_plain;
     RowsScratch& rows = RowsOf(args_);
     float* const weights = Tables{args_}.Scratch().weights;
     if (SyncFirstAny<kPersistentThreads>(!is_plain)) {
@@ -157,8 +166,14 @@ class RowsChoice {
     }
     const int row = thread_ / 32;
     if (row < args_.rows) {
-      const RowSelection selection(args_.router, KeysOf(row));
-      selection.Store(rows.chosen + row * kMostChosenExperts, weights + row * kMostChosenExperts);
+      const RowSelection selection(args_.router, by_sigmoids ? ChoicesOf(row) : KeysOf(row));
+      int32_t* const its_ids = rows.chosen + row * kMostChosenExperts;
+      float* const its_weights = weights + row * kMostChosenExperts;
+      if (by_sigmoids) {
+        selection.StoreSigmoids(KeysOf(row), its_ids, its_weights);
+      } else {
+        selection.Store(its_ids, its_weights);
+      }
     }
     SyncFirst<kPersistentThreads>();
   }
@@ -196,10 +211,14 @@ class RowsChoice {
   MARLIN_DEVICE int* KeysOf(int row) const {
     return reinterpret_cast<int*>(Memory() + args_.shared.logits) + row * Stride();
   }
+  /// The same of ChoiceOf: in the memory of sums.
+  MARLIN_DEVICE int* ChoicesOf(int row) const {
+    return reinterpret_cast<int*>(SumsOf(args_)) + row * Stride();
+  }
   MARLIN_DEVICE uint32_t* Masks() const { return reinterpret_cast<uint32_t*>(KeysOf(args_.rows)); }
 
   /// Returns whether all that the thread has gathered are finite.
-  MARLIN_DEVICE bool GatherLogits() const {
+  MARLIN_DEVICE bool GatherLogits(bool by_sigmoids) const {
     constexpr int kAtOnce = 4;
     const int experts = args_.router.experts;
     const int words_of_row = LogitWords();
@@ -226,6 +245,12 @@ class RowsChoice {
         }
         finite = finite && isfinite(logit);
         KeysOf(row)[expert] = KeyOf(logit);
+        if (!by_sigmoids) continue;
+        const bool has_bias = layer_.choice_bias != nullptr;
+        const float choice =
+            ChoiceOf(logit, has_bias, has_bias ? layer_.choice_bias[expert] : 0.0f);
+        finite = finite && isfinite(choice);
+        ChoicesOf(row)[expert] = KeyOf(choice);
       }
     }
     for (int e = thread_; e < experts; e += kPersistentThreads) Masks()[e] = 0;

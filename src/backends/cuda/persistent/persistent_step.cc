@@ -3,9 +3,10 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <map>
-#include <mutex>
+#include <array>
+#include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "backends/cuda/layout/code_kind.h"
 #include "backends/cuda/persistent/persistent_description.h"
 #include "backends/cuda/persistent/persistent_plan.h"
+#include "backends/cuda/persistent/persistent_pool.h"
 #include "backends/cuda/plan/kernel_instances.h"
 #include "backends/cuda/weights/dequantize_prepared.h"
 #include "backends/cuda/weights/prepared_tiles.h"
@@ -28,7 +30,8 @@ struct PersistentForRows {
   PersistentArguments arguments;
   const void* function = nullptr;
   DeviceMemory layers;
-  DeviceMemory schedules;
+  std::shared_ptr<const DeviceMemory> schedules;
+  std::shared_ptr<StreamMemory> buffers;
 };
 
 /// The layers of a number of rows, and how the kernel runs them.
@@ -44,7 +47,8 @@ class PersistentSteps final : public FusedOperations {
       : device_(std::move(device)), errors_(errors), blocks_(blocks) {}
 
   /// Uploads what the kernel reads. `plans`: of one row, then of as many as there are.
-  Status Load(const PersistentDescription& model, std::span<PersistentPlan> plans) {
+  Status Load(const PersistentDescription& model, std::span<PersistentPlan> plans,
+              PersistentPool& pool) {
     const DeviceScope scope(device_->index);
     const PersistentArguments& shape = plans[0].arguments;
     const auto expert_bytes =
@@ -55,7 +59,9 @@ class PersistentSteps final : public FusedOperations {
       MARLIN_ASSIGN_OR_RETURN(experts_, DeviceMemory::Allocate(device_, expert_bytes));
       MARLIN_RETURN_IF_ERROR(Upload(experts_, model.experts().data(), expert_bytes));
     }
-    for (PersistentPlan& plan : plans) MARLIN_RETURN_IF_ERROR(LoadPlan(model.kind(), &plan));
+    for (PersistentPlan& plan : plans) {
+      MARLIN_RETURN_IF_ERROR(LoadPlan(model.kind(), &plan, pool));
+    }
     return Check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   }
 
@@ -66,6 +72,7 @@ class PersistentSteps final : public FusedOperations {
     if (Find(rows) == nullptr || sequences < 1 || sequences > rows) return false;
     const DType mixed = values.mixed.dtype();
     if (mixed != DType::kBf16 && mixed != DType::kF32) return false;
+    if (!HasPages(*Find(rows))) return true;
     return values.pages.size() <= kMostCacheGroups &&
            std::ranges::all_of(values.pages, [](const StepPages& pages) {
              return pages.slabs.size() <= kMostCacheSlabs;
@@ -77,7 +84,9 @@ class PersistentSteps final : public FusedOperations {
     const DeviceScope scope(device_->index);
     const PersistentForRows& found = *Find(values.rows());
     PersistentArguments args = found.arguments;
-    MARLIN_ASSIGN_OR_RETURN(args.words, WordsOf(static_cast<cudaStream_t>(stream), args));
+    MARLIN_ASSIGN_OR_RETURN(uint8_t* const words,
+                            found.buffers->Of(static_cast<cudaStream_t>(stream)));
+    args.words = reinterpret_cast<uint32_t*>(words);
     args.clock = args.words + 2 * args.exchange.words;
     args.hidden = values.hidden.As<float>();
     args.position = values.positions.As<int32_t>();
@@ -89,7 +98,8 @@ class PersistentSteps final : public FusedOperations {
     args.mixed = values.mixed.data();
     args.mixed_is_bf16 = values.mixed.dtype() == DType::kBf16;
     args.projected = values.projected.As<float>();
-    for (size_t i = 0; i < values.pages.size(); ++i) {
+    args.latent = values.latent.As<float>();
+    for (size_t i = 0; HasPages(found) && i < values.pages.size(); ++i) {
       const StepPages& pages = values.pages[i];
       CacheGroup& group = args.groups[i];
       std::ranges::copy(pages.slabs, group.slabs);
@@ -109,6 +119,8 @@ class PersistentSteps final : public FusedOperations {
                  "cudaMemcpy");
   }
 
+  /// Whether the kernel reads caches or states.
+  static bool HasPages(const PersistentForRows& plan) { return !IsBetween(plan.arguments.form); }
   /// Null: the kernel takes no such number of rows.
   const PersistentForRows* Find(int64_t rows) const {
     const auto found = std::ranges::find(
@@ -116,7 +128,7 @@ class PersistentSteps final : public FusedOperations {
     return found == plans_.end() ? nullptr : &*found;
   }
 
-  Status LoadPlan(CodeKind kind, PersistentPlan* plan) {
+  Status LoadPlan(CodeKind kind, PersistentPlan* plan, PersistentPool& pool) {
     PersistentForRows loaded;
     PersistentArguments& args = loaded.arguments;
     args = plan->arguments;
@@ -126,19 +138,15 @@ class PersistentSteps final : public FusedOperations {
     const auto layer_bytes = static_cast<int64_t>(plan->layers.size() * sizeof(PersistentLayer));
     MARLIN_ASSIGN_OR_RETURN(loaded.layers, DeviceMemory::Allocate(device_, layer_bytes));
     MARLIN_RETURN_IF_ERROR(Upload(loaded.layers, plan->layers.data(), layer_bytes));
-    if (args.form != PersistentForm::kHybrid) {
+    if (args.form != PersistentForm::kHybrid && args.kv_heads > 0) {
       MARLIN_RETURN_IF_ERROR(CopyHeadNorms(plan->layers, args.key_dim, loaded.layers));
     }
-    const auto schedule_bytes = static_cast<int64_t>(plan->schedules.data.size());
-    MARLIN_ASSIGN_OR_RETURN(loaded.schedules, DeviceMemory::Allocate(device_, schedule_bytes));
-    MARLIN_RETURN_IF_ERROR(Upload(loaded.schedules, plan->schedules.data.data(), schedule_bytes));
-    args.schedules = loaded.schedules.data();
+    MARLIN_ASSIGN_OR_RETURN(loaded.schedules, pool.Copy(plan->schedules.data));
+    const int64_t words = 2 * int64_t{args.exchange.words} + kClocks;
+    loaded.buffers =
+        pool.Memory(ExchangeKey(args, plan->layers), words * int64_t{sizeof(uint32_t)});
+    args.schedules = loaded.schedules->data();
     args.layers = reinterpret_cast<const PersistentLayer*>(loaded.layers.data());
-    args.layer_count = static_cast<int>(plan->layers.size());
-    const bool ends = plan->layers.back().mlp_norm == nullptr;
-    args.first_phase = static_cast<int>(
-        plan->layers.front().attention_norm == nullptr ? Phase::kOut : Phase::kQkv);
-    args.end_phase = args.layer_count * kPhases - (ends ? kPhases - 1 : 0);
     args.errors = errors_.view();
     plans_.push_back(std::move(loaded));
     return {};
@@ -197,36 +205,28 @@ class PersistentSteps final : public FusedOperations {
     return memory;
   }
 
-  /// The exchange buffers of a stream and a number of rows: launches on one stream follow each
-  /// other, and every launch writes all words.
-  Result<uint32_t*> WordsOf(cudaStream_t stream, const PersistentArguments& args) const {
-    const std::lock_guard lock(mutex_);
-    DeviceMemory& memory = words_[{stream, args.rows}];
-    if (memory.data() == nullptr) {
-      const AllowAllocation allow;
-      const auto bytes = (2 * int64_t{args.exchange.words} + kClocks) * int64_t{sizeof(uint32_t)};
-      MARLIN_ASSIGN_OR_RETURN(memory, DeviceMemory::Allocate(device_, bytes));
-      const std::vector<uint8_t> zeros(static_cast<size_t>(bytes));
-      MARLIN_RETURN_IF_ERROR(Upload(memory, zeros.data(), bytes));
-      // The copy may return before it is done, and other streams do not wait for it.
-      MARLIN_RETURN_IF_ERROR(Check(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize"));
-    }
-    return reinterpret_cast<uint32_t*>(memory.data());
-  }
-
-  /// Cooperative: the CTAs wait for each other.
+  /// Cooperative: the CTAs wait for each other. A run between attentions begins while the operation
+  /// before it ends.
   cudaError_t Launch(PersistentArguments& args, const void* function, cudaStream_t stream) const {
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(static_cast<unsigned>(blocks_));
     config.blockDim = dim3(kPersistentBlock);
     config.dynamicSmemBytes = static_cast<size_t>(args.shared.bytes);
     config.stream = stream;
-    cudaLaunchAttribute cooperative = {};
-    cooperative.id = cudaLaunchAttributeCooperative;
-    cooperative.val.cooperative = 1;
-    config.attrs = &cooperative;
-    config.numAttrs = 1;
+    std::array<cudaLaunchAttribute, 2> attributes = {};
+    attributes[0].id = cudaLaunchAttributeCooperative;
+    attributes[0].val.cooperative = 1;
+    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[1].val.programmaticStreamSerializationAllowed = 1;
+    config.attrs = attributes.data();
+    config.numAttrs = IsBetween(args.form) ? 2 : 1;
     void* parameters[] = {&args};
+    const cudaError_t error = cudaLaunchKernelExC(&config, function, parameters);
+    const bool refused = error == cudaErrorNotSupported || error == cudaErrorInvalidValue;
+    if (!refused || config.numAttrs == 1) return error;
+    // A driver may lack the two together; the kernel needs the first one only.
+    static_cast<void>(cudaGetLastError());
+    config.numAttrs = 1;
     return cudaLaunchKernelExC(&config, function, parameters);
   }
 
@@ -237,18 +237,25 @@ class PersistentSteps final : public FusedOperations {
   DeviceMemory experts_;
   DeviceMemory routers_;
   DeviceMemory delta_rows_;
-  mutable std::mutex mutex_;
-  mutable std::map<std::pair<cudaStream_t, int>, DeviceMemory> words_;
 };
 
-/// Whether any layer has a gated delta net.
-bool IsHybrid(const StepDescription& step) {
+/// Which layers a model has: in the order in which their operations are taken.
+enum class ModelLayers : uint8_t { kAttention, kHybrid, kBetween };
+
+template <typename Step>
+bool HasStep(const StepDescription& step) {
   return std::ranges::any_of(step.operations, [](const StepOperation& operation) {
-    return std::holds_alternative<GatedDeltaStep>(operation);
+    return std::holds_alternative<Step>(operation);
   });
 }
 
+ModelLayers LayersOf(const StepDescription& step) {
+  if (HasStep<LatentProjectStep>(step)) return ModelLayers::kBetween;
+  return HasStep<GatedDeltaStep>(step) ? ModelLayers::kHybrid : ModelLayers::kAttention;
+}
+
 int64_t LayerOf(const LayerSteps& steps) {
+  if (steps.latent != nullptr) return steps.latent->layer;
   return steps.out != nullptr ? steps.out->layer : steps.project->layer;
 }
 
@@ -275,6 +282,7 @@ int MostRows(const PersistentDescription& model) {
 
 /// The form of several rows.
 PersistentForm RowsFormOf(const PersistentDescription& model) {
+  if (model.shape().form == PersistentForm::kBetween) return PersistentForm::kBetweenRows;
   const PersistentRouter& router = model.shape().router;
   const bool by_logits = router.groups == 1 &&
                          router.scoring != static_cast<int>(RouterOptions::Scoring::kSigmoid) &&
@@ -293,6 +301,8 @@ std::optional<PersistentPlan> PlanRows(int rows, const PersistentDescription& mo
   of_rows.form = RowsFormOf(model);
   of_rows.rows = rows;
   for (PersistentLayer& layer : plan.layers) {
+    // The last projections' sums are not the residual's.
+    if (layer.mlp_norm == nullptr) continue;
     SplitRows(rows, of_rows.router, shape.multiprocessors, &layer);
   }
   plan.schedules = ScheduleLayers(plan.layers, shape.multiprocessors, rows);
@@ -303,44 +313,83 @@ std::optional<PersistentPlan> PlanRows(int rows, const PersistentDescription& mo
   return plan;
 }
 
-FusedRun Refuse(int64_t layer, const Support& support) {
-  return {0, nullptr, fmt::format("layer {}: {}", layer, support.reason())};
+std::string Reason(int64_t layer, const Support& support) {
+  return fmt::format("layer {}: {}", layer, support.reason());
 }
+FusedRun Refuse(int64_t layer, const Support& support) {
+  return {0, nullptr, Reason(layer, support)};
+}
+
+/// The layers that a run of operations begins with.
+class RunLayers {
+ public:
+  RunLayers(const StepDescription& step, std::span<const StepOperation> operations)
+      : step_(step), operations_(operations), layers_(LayersOf(step)), next_(Take()) {}
+
+  ModelLayers layers() const { return layers_; }
+  /// Whether there is one.
+  bool empty() const { return !next_.has_value(); }
+  int64_t first_layer() const { return LayerOf(*next_); }
+  /// Operations that were added.
+  size_t count() const { return count_; }
+  /// Why the last projections were not; else empty.
+  const std::string& rest() const { return rest_; }
+
+  /// Adds them all. Returns why the kernel does not run one of them; empty: it does.
+  std::string AddTo(PersistentDescription* model) {
+    for (bool ends = false; !ends && next_.has_value(); next_ = Take()) {
+      const Support support = model->AddLayer(*next_, step_.hidden);
+      if (!support.ok()) {
+        std::string reason = Reason(LayerOf(*next_), support);
+        if (next_->latent == nullptr) return reason;
+        rest_ = std::move(reason);
+        return {};
+      }
+      count_ += next_->count;
+      ends = next_->ends();
+    }
+    return {};
+  }
+
+ private:
+  std::optional<LayerSteps> Take() const {
+    const auto rest = operations_.subspan(count_);
+    if (layers_ == ModelLayers::kBetween) return TakeLayerBetween(rest, count_ == 0);
+    if (layers_ == ModelLayers::kHybrid) return TakeHybridLayer(rest, count_ == 0);
+    return TakeLayer(rest);
+  }
+
+  const StepDescription& step_;
+  std::span<const StepOperation> operations_;
+  ModelLayers layers_;
+  size_t count_ = 0;
+  std::optional<LayerSteps> next_;
+  std::string rest_;
+};
 
 }  // namespace
 
-Result<FusedRun> FusePersistent(const std::shared_ptr<DeviceHandle>& device,
-                                const ValueErrors& errors, const DeviceShape& shape,
-                                const StepDescription& step,
+Result<FusedRun> FusePersistent(PersistentPool& pool, const ValueErrors& errors,
+                                const DeviceShape& shape, const StepDescription& step,
                                 std::span<const StepOperation> operations) {
-  if (const auto* const latent = std::get_if<LatentProjectStep>(&operations.front())) {
-    return Refuse(latent->layer, {"latent attention"});
-  }
   if (const auto* const mix = std::get_if<MixStep>(&operations.front())) {
     return Refuse(mix->layer, {"a mixer other than attention"});
   }
-  const bool hybrid = IsHybrid(step);
-  size_t count = 0;
-  const auto take = [&] {
-    const auto rest = operations.subspan(count);
-    return hybrid ? TakeHybridLayer(rest, count == 0) : TakeLayer(rest);
-  };
-  std::optional<LayerSteps> steps = take();
-  if (!steps.has_value()) return FusedRun();
-  const int64_t first = LayerOf(*steps);
+  RunLayers run_layers(step, operations);
+  if (run_layers.empty()) return FusedRun();
+  const int64_t first = run_layers.first_layer();
   if (step.accuracy != Accuracy::kDefault || !step.allow_bf16_activations) {
     return Refuse(first, {"exact products or activations in fp32"});
   }
   if (step.determinism != Determinism::kDefault) return Refuse(first, {"batch invariance"});
   PersistentDescription model(shape.multiprocessors);
-  for (bool ends = false; !ends && steps.has_value(); steps = take()) {
-    const Support support = model.AddLayer(*steps, step.hidden);
-    if (!support.ok()) return Refuse(LayerOf(*steps), support);
-    count += steps->count;
-    ends = steps->ends();
+  if (std::string reason = run_layers.AddTo(&model); !reason.empty()) {
+    return FusedRun{0, nullptr, std::move(reason)};
   }
+  const size_t count = run_layers.count();
+  if (run_layers.layers() == ModelLayers::kBetween) model.AddAhead(operations.subspan(count));
   // A run that ends in the middle of the model would leave its later layers to a second one.
-  if (!hybrid &&
+  if (run_layers.layers() == ModelLayers::kAttention &&
       (count == operations.size() || !std::holds_alternative<HeadStep>(operations[count]))) {
     return Refuse(first, {"later layers of other operations"});
   }
@@ -356,9 +405,9 @@ Result<FusedRun> FusePersistent(const std::shared_ptr<DeviceHandle>& device,
     std::optional<PersistentPlan> more = PlanRows(rows, model, shape);
     if (more.has_value()) plans.push_back(*std::move(more));
   }
-  auto run = std::make_unique<PersistentSteps>(device, errors, shape.multiprocessors);
-  MARLIN_RETURN_IF_ERROR(run->Load(model, plans));
-  return FusedRun{count, std::move(run), {}};
+  auto run = std::make_unique<PersistentSteps>(pool.device(), errors, shape.multiprocessors);
+  MARLIN_RETURN_IF_ERROR(run->Load(model, plans, pool));
+  return FusedRun{count, std::move(run), run_layers.rest()};
 }
 
 }  // namespace marlin::cuda

@@ -145,16 +145,37 @@ MARLIN_DEVICE float4 GateProducts(const GateView& gate, const float4& g, const f
   return {products[0] * factor, products[1] * factor, products[2] * factor, products[3] * factor};
 }
 
-/// The factor of the norm whose inputs' squares the warps have summed.
-MARLIN_DEVICE float NormFactor(const PersistentArguments& args, const PersistentScratch& scratch,
-                               float epsilon) {
+MARLIN_DEVICE float4 Times(const float4& x, const float4& w) {
+  return {x.x * w.x, x.y * w.y, x.z * w.z, x.w * w.w};
+}
+MARLIN_DEVICE float Squares(const float4& x) {
+  return __fmaf_rn(x.x, x.x, x.y * x.y) + __fmaf_rn(x.z, x.z, x.w * x.w);
+}
+
+/// Stores the sums of a warp's values in its places.
+template <int kCount, typename... Places>
+MARLIN_DEVICE void StoreWarpSums(float (&values)[kCount], Places*... places) {
+  static_assert(sizeof...(Places) == kCount);
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+#pragma unroll
+    for (float& value : values) value += __shfl_xor_sync(~0u, value, step);
+  }
+  if (threadIdx.x % 32 != 0) return;
+  float* const to[kCount] = {places...};
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) to[i][threadIdx.x / 32] = values[i];
+}
+
+/// The factor of a norm of `count` values, whose squares the warps have summed.
+MARLIN_DEVICE float NormFactor(const PersistentScratch& scratch, int count, float epsilon) {
   float sum = 0.0f;
 #pragma unroll
   for (int warp = 0; warp < kPersistentWarps; warp += 4) {
     const float4 v = *reinterpret_cast<const float4*>(scratch.squares + warp);
     sum += (v.x + v.y) + (v.z + v.w);
   }
-  return rsqrtf(__fdividef(sum, static_cast<float>(args.features)) + epsilon);
+  return rsqrtf(__fdividef(sum, static_cast<float>(count)) + epsilon);
 }
 
 /// The order of a ring's slots, and how often each was used, in one register. Tiles of kQkv and
@@ -274,15 +295,19 @@ class TileCopier {
         AwaitLayer(LayerBarrier::kLayer, layer);
       }
       if (which == Phase::kGates) AwaitLayer(LayerBarrier::kMlp, layer);
-      if (which == Phase::kOut) CopyMlp(layer);
+      // Where a run ends with projections, there may be no MLP.
+      if (which == Phase::kOut && (!kBetween || layer == 0)) CopyMlp(layer);
       CopyPhase(phase);
+      if (kForm == PersistentForm::kBetween && phase == args.first_phase) PrefetchShared(layer);
       if (which == Phase::kGates && layer + 1 < args.layer_count) CopyLayer(layer + 1);
     }
+    if constexpr (kBetween) RequestAhead();
   }
 
  private:
   static constexpr int kWarps = kPersistentWarps / 2;
   static constexpr bool kHybrid = kForm == PersistentForm::kHybrid;
+  static constexpr bool kBetween = IsBetween(kForm);
   static constexpr bool kRows = IsRows(kForm);
 
   static MARLIN_DEVICE int Lane() { return static_cast<int>(threadIdx.x) & 31; }
@@ -299,17 +324,20 @@ class TileCopier {
     const PersistentLayer* const from = args.layers + layer;
     constexpr int kBytes = sizeof(PersistentLayer);
     const int row_bytes = args.features * 4;
-    const float* const norm = from->attention_norm;
-    int rows = kRows || (kHybrid && norm == nullptr) ? 0 : 1;
+    // A run between attentions begins after the first layer's: nothing waits for its table here.
+    const float* const norm = kBetween && layer == 0 ? nullptr : from->attention_norm;
+    int rows = kRows || ((kHybrid || kBetween) && norm == nullptr) ? 0 : 1;
     const float* delta_rows = nullptr;
     if constexpr (kHybrid) {
       delta_rows =
           tables_.Scratch().delta.head < args.delta.value_heads ? from->delta_rows : nullptr;
       if (delta_rows != nullptr) rows += 2;
     }
-    ArriveExpecting(barrier, kBytes + rows * row_bytes + (kRows ? OwnedStrips(args).bytes() : 0));
+    const bool has_owned = kRows && (!kBetween || norm != nullptr);
+    ArriveExpecting(barrier,
+                    kBytes + rows * row_bytes + (has_owned ? OwnedStrips(args).bytes() : 0));
     CopyBulk(SharedAddress(&Fixed().layers[layer & 1]), from, kBytes, barrier);
-    if constexpr (kRows) CopyOwned(norm, 0, barrier);
+    if (has_owned) CopyOwned(norm, 0, barrier);
     if (rows > 0) CopyBulk(base + args.shared.norms, norm, row_bytes, barrier);
     if (delta_rows == nullptr) return;
     CopyDeltaRow(args.delta.writes, delta_rows, base + args.shared.delta_rows, barrier);
@@ -361,14 +389,47 @@ class TileCopier {
     }
   }
 
+  /// Requests the CTA's share of what comes after the run.
+  MARLIN_DEVICE void RequestAhead() const {
+    constexpr int kChunk = 4096;
+    const int64_t stride = int64_t{64} * kChunk * gridDim.x;
+#pragma unroll 1
+    for (const AheadRange& range : tables_.args.ahead) {
+      const int first = static_cast<int>(blockIdx.x + gridDim.x * (32 * half_ + Lane())) * kChunk;
+#pragma unroll 1
+      for (int64_t at = first; at < range.bytes; at += stride) {
+        const int64_t left = range.bytes - at;
+        PrefetchBulk(range.data + at, left < kChunk ? static_cast<int>(left) : kChunk);
+      }
+    }
+  }
+  /// Brings the CTA's tiles of the shared expert to L2 while memory would wait for the router.
+  MARLIN_DEVICE void PrefetchShared(int layer) const {
+    const PersistentArguments& args = tables_.args;
+    if (args.router.shared == 0) return;
+    AwaitLayer(LayerBarrier::kMlp, layer);
+#pragma unroll 1
+    for (int phase = layer * kPhases + static_cast<int>(Phase::kGates);
+         phase < (layer + 1) * kPhases; ++phase) {
+      const PhaseGemm& gemm = tables_.GemmOf(phase);
+      const Schedule& schedule = tables_.ScheduleOf(gemm);
+#pragma unroll 1
+      for (int i = 32 * half_ + Lane(); i < schedule.tiles; i += 64) {
+        const ScheduledTile& tile = TileAt(schedule, i);
+        if (tile.selection < gemm.first_shared()) continue;
+        PrefetchBulk(tables_.Find(phase, tile), gemm.shared.tile_bytes);
+      }
+    }
+  }
+
   MARLIN_DEVICE void CopyPhase(int phase) {
     const PhaseGemm& gemm = tables_.GemmOf(phase);
     const Schedule& schedule = tables_.ScheduleOf(gemm);
     if constexpr (kRows) {
       CopyParts(phase, gemm, schedule);
     } else {
-      const bool is_low = SlotOrder::IsLow(phase);
-      order_.Begin(phase, tables_.args.slots);
+      const bool is_low = SharesRing(kForm) && SlotOrder::IsLow(phase);
+      if constexpr (SharesRing(kForm)) order_.Begin(phase, tables_.args.slots);
 #pragma unroll 1
       for (int first = FirstWarp(); first < schedule.tiles; first += kPersistentWarps) {
         if (Lane() < kWarps && first + Lane() < schedule.tiles) {
@@ -582,7 +643,7 @@ template <CodeKind kKind, PersistentForm kForm>
 MARLIN_DEVICE void MultiplyPhase(const PersistentArguments& args, int phase,
                                  const PhaseStart& start, int first_tile, TileRing& ring) {
   const PhaseGemm& gemm = Tables{args}.GemmOf(phase);
-  const bool is_low = !IsRows(kForm) && SlotOrder::IsLow(phase);
+  const bool is_low = SharesRing(kForm) && SlotOrder::IsLow(phase);
   const uint32_t activations = SharedAddress(Memory()) + args.shared.activations;
   const auto multiply = [&]<ParameterUse kUse, int kGroups = 0>() {
     MultiplyTiles<kKind, kUse, kForm, kGroups>(args, gemm, start, activations, first_tile, is_low,

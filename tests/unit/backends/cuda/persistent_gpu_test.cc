@@ -127,6 +127,59 @@ std::vector<Case> SharedCases() {
   };
 }
 
+/// Latent attention, between which the kernel runs: queries of one projection, or of two.
+Json Latent(const std::string& type, const Json& changes) {
+  Json config = Config(type, {{"num_key_value_heads", 8},
+                              {"q_lora_rank", nullptr},
+                              {"kv_lora_rank", 96},
+                              {"qk_nope_head_dim", 32},
+                              {"qk_rope_head_dim", 16},
+                              {"v_head_dim", 48},
+                              {"n_routed_experts", 16},
+                              {"n_shared_experts", 1},
+                              {"first_k_dense_replace", 1},
+                              {"n_group", 1},
+                              {"topk_group", 1},
+                              {"num_nextn_predict_layers", 0}});
+  config.erase("head_dim");
+  config.update(changes);
+  return config;
+}
+
+std::vector<Case> LatentCases() {
+  const Json greedy = {{"topk_method", "greedy"}, {"first_k_dense_replace", 0}};
+  const Json wide = {{"moe_intermediate_size", 128}, {"n_shared_experts", 2}};
+  const Json groups = {
+      {"q_lora_rank", 64}, {"n_group", 4}, {"topk_group", 2}, {"routed_scaling_factor", 2.5}};
+  const Json of_rank = {{"q_lora_rank", 200}, {"hidden_size", 320}};
+  const Json dense = {{"q_lora_rank", 64}, {"first_k_dense_replace", 3}};
+  Json by_groups = groups;
+  by_groups["topk_method"] = "group_limited_greedy";
+  // The sizes of Moonlight, and of a model with several k-tiles of queries' latents.
+  const Json large = {{"hidden_size", 2048},       {"num_attention_heads", 16},
+                      {"num_key_value_heads", 16}, {"kv_lora_rank", 512},
+                      {"qk_nope_head_dim", 128},   {"qk_rope_head_dim", 64},
+                      {"v_head_dim", 128},         {"moe_intermediate_size", 1408},
+                      {"n_shared_experts", 2},     {"num_hidden_layers", 2}};
+  Json large_of_rank = large;
+  large_of_rank.update({{"q_lora_rank", 768}, {"num_experts_per_tok", 4}});
+  // The projections of biases stay operations.
+  const Json biases = {{"attention_bias", true}};
+  return {
+      {"deepseek_v2", Latent("deepseek_v2", greedy), "fp4_e2m1/g32"},
+      {"deepseek_v2_groups", Latent("deepseek_v2", by_groups), "u4/g32"},
+      {"deepseek_v3", Latent("deepseek_v3", Json::object()), "default_moe"},
+      {"deepseek_v3_wide", Latent("deepseek_v3", wide), "default_moe"},
+      {"deepseek_v3_groups", Latent("deepseek_v3", groups), "fp4_e2m1/g32"},
+      {"deepseek_v3_dense", Latent("deepseek_v3", dense), "s8/g128"},
+      {"deepseek_v3_biases", Latent("deepseek_v3", biases), "fp4_e2m1/g32"},
+      {"deepseek_v3_fp8_cache", Latent("deepseek_v3", wide), "fp8_e4m3/g128", DType::kF8E4M3},
+      {"deepseek_v3_large", Latent("deepseek_v3", large), "default_moe"},
+      {"deepseek_v3_large_of_rank", Latent("deepseek_v3", large_of_rank), "fp4_e2m1/g128"},
+      {"glm4_moe_lite", Latent("glm4_moe_lite", of_rank), "default_moe"},
+  };
+}
+
 std::vector<Case> Cases() {
   const Json experts = {{"num_experts", 16}, {"norm_topk_prob", true}};
   const Json shared = {{"num_experts", 16}, {"shared_expert_intermediate_size", 96}};
@@ -222,9 +275,13 @@ class PersistentOnGpu : public ::testing::TestWithParam<Case> {
   /// Whether several rows run in the kernel.
   static bool TakesRows(int rows) {
     const Json& config = GetParam().config;
-    if (config.contains("linear_num_key_heads")) return false;
-    return rows <= 3 || config.contains("num_experts") || config.contains("num_local_experts") ||
-           config.contains("n_routed_experts");
+    if (config.contains("linear_num_key_heads")) return rows == 1;
+    const bool is_dense =
+        config.value("first_k_dense_replace", 0) >= config["num_hidden_layers"].get<int>();
+    const bool has_experts = config.contains("num_experts") ||
+                             config.contains("num_local_experts") ||
+                             config.contains("n_routed_experts");
+    return rows <= 3 || (has_experts && !is_dense);
   }
 
   Model Load(const Device& device, bool exact = false) const {
@@ -439,13 +496,28 @@ TEST_P(PersistentOnGpu, RowsAreAsNearToFp32AsTheOperations) {
   }
 }
 
+/// Layers with latent attention leave only the first projections to operations.
+TEST_P(PersistentOnGpu, RunsHaveAllOfLatentAttention) {
+  const Json& config = GetParam().config;
+  if (!config.contains("kv_lora_rank")) GTEST_SKIP() << "other attention";
+  const Device device = Open(true);
+  if (!HasPersistentKernel(device)) GTEST_SKIP() << "no persistent kernel";
+  const std::string fusion = Load(device).info().fusion;
+  const int layers = config["num_hidden_layers"].get<int>();
+  // Embedding, head and sampling are operations, too.
+  if (config.value("attention_bias", false)) {
+    EXPECT_EQ(fusion, fmt::format("{} of {} operations (layer 1: biases of queries or latents)",
+                                  4 * layers, 5 * layers + 3));
+  } else {
+    EXPECT_EQ(fusion, fmt::format("{} of {} operations", 5 * layers - 1, 5 * layers + 3));
+  }
+}
+
 /// Several next tokens of one text, or of some, as speculation verifies them.
 TEST_P(PersistentOnGpu, RowsOfOneTextAreAsNearToFp32AsTheOperations) {
   if (GetParam().config.contains("linear_num_key_heads")) GTEST_SKIP() << "one row";
   const Models models(*this);
   const auto& [with, without, persistent, chain, exact, runs] = models;
-  const bool has_experts =
-      GetParam().config.contains("num_experts") || GetParam().config.contains("num_local_experts");
   for (const std::vector<int>& counts :
        {std::vector<int>{2}, {3}, {1, 2}, {4, 1}, {3, 2, 1}, {8}}) {
     SCOPED_TRACE(fmt::format("{} tokens", fmt::join(counts, ", ")));
@@ -459,8 +531,7 @@ TEST_P(PersistentOnGpu, RowsOfOneTextAreAsNearToFp32AsTheOperations) {
     const double distance = Distance(mine, wanted);
     EXPECT_LT(distance, 1.5 * reference + 1e-3);
     EXPECT_LT(Distance(mine, singly), 3 * reference + 2e-3);
-    const bool fuses = has_experts || std::accumulate(counts.begin(), counts.end(), 0) <= 3;
-    if (runs && fuses) {
+    if (runs && TakesRows(std::accumulate(counts.begin(), counts.end(), 0))) {
       EXPECT_NE(mine, others) << "the persistent kernel did not run";
     }
     fmt::print("{} {} tokens: {:.2e}, operations {:.2e}\n", GetParam().name,
@@ -495,6 +566,8 @@ TEST_P(PersistentOnGpu, SequencesOfTwoThreadsDoNotMeet) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, PersistentOnGpu, ::testing::ValuesIn(Cases()),
+                         [](const auto& param) { return param.param.name; });
+INSTANTIATE_TEST_SUITE_P(Latent, PersistentOnGpu, ::testing::ValuesIn(LatentCases()),
                          [](const auto& param) { return param.param.name; });
 INSTANTIATE_TEST_SUITE_P(Shared, PersistentOnGpu, ::testing::ValuesIn(SharedCases()),
                          [](const auto& param) { return param.param.name; });

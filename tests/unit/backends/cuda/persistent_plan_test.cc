@@ -37,12 +37,22 @@ PhaseGemm Gemm(int n, int k, int sides = 1, int copies = 1, int segments = 1,
   return gemm;
 }
 
-/// The layers of Qwen3-30B-A3B, of Llama-3-8B, and of shapes that divide by nothing.
+/// Two matrices of the same inputs, with different outputs.
+PhaseGemm Pair(int n, int up_n, int k) {
+  PhaseGemm gemm = Gemm(n, k, 2);
+  gemm.up_n = up_n;
+  SplitPhase(Phase::kQkv, kBlocks, &gemm);
+  return gemm;
+}
+
+/// The layers of Qwen3-30B-A3B, of Llama-3-8B, of shapes that divide by nothing, and queries with
+/// latents.
 std::vector<PhaseGemm> Gemms() {
-  return {Gemm(5120, 2048),          Gemm(2048, 4096),   Gemm(1536, 2048, 1, 8),
-          Gemm(2048, 768, 1, 1, 8),  Gemm(6144, 4096),   Gemm(4096, 14336),
-          Gemm(14336, 4096, 2),      Gemm(100, 200),     Gemm(36, 2880, 2, 3),
-          Gemm(2880, 2880, 1, 1, 4), Gemm(32, 128, 1, 1)};
+  return {Gemm(5120, 2048),          Gemm(2048, 4096),     Gemm(1536, 2048, 1, 8),
+          Gemm(2048, 768, 1, 1, 8),  Gemm(6144, 4096),     Gemm(4096, 14336),
+          Gemm(14336, 4096, 2),      Gemm(100, 200),       Gemm(36, 2880, 2, 3),
+          Gemm(2880, 2880, 1, 1, 4), Gemm(32, 128, 1, 1),  Pair(3072, 576, 2048),
+          Pair(100, 300, 200),       Pair(1536, 576, 5120)};
 }
 
 /// The tile's place along k and in its matrix.
@@ -80,7 +90,7 @@ TEST(PersistentPlan, EveryTileHasOneBlockAndOneWarp) {
       }
       ExpectWarps(schedule);
     }
-    const int outputs = gemm.copies * gemm.sides * gemm.strips;
+    const int outputs = gemm.copies * gemm.copy_strips;
     EXPECT_EQ(seen.size(), static_cast<size_t>(outputs * gemm.k_tiles));
   }
 }
@@ -99,12 +109,13 @@ TEST(PersistentPlan, EveryUnitHasItsOwnWordsAndOneSplitAddsTheBias) {
     EXPECT_EQ(words.size(), static_cast<size_t>(gemm.splits * gemm.columns / kStripOutputs));
     EXPECT_EQ(*words.rbegin(), static_cast<uint32_t>(gemm.splits * gemm.columns - kStripOutputs));
     for (const auto& [place, count] : biases) EXPECT_EQ(count, 1);
+    EXPECT_EQ(std::ssize(biases), gemm.copies * gemm.copy_strips);
   }
 }
 
 TEST(PersistentPlan, BlocksHaveAboutTheSameNumberOfTiles) {
   for (const PhaseGemm& gemm : Gemms()) {
-    const int total = gemm.copies * gemm.sides * gemm.strips * gemm.k_tiles;
+    const int total = gemm.copies * gemm.copy_strips * gemm.k_tiles;
     if (total < 8 * kBlocks) continue;
     int most = 0;
     for (int block = 0; block < kBlocks; ++block) {
@@ -524,6 +535,87 @@ TEST(PersistentPlan, MoreStatesThanBlocksAreNotLaidOut) {
   EXPECT_FALSE(LayOutPersistent(shape, layers, schedules, kBlocks, kSharedBytes).has_value());
 }
 
+/// A run of Moonlight: after attention, and the projections before the next one; or of a model of
+/// 5,120 features whose queries have a low rank.
+std::vector<PersistentLayer> LayersBetween(bool of_rank) {
+  static const float kNorm = 1;
+  const int features = of_rank ? 5120 : 2048;
+  const int inner = of_rank ? 1536 : 1408;
+  std::vector<PersistentLayer> layers(2);
+  layers[0].gemms[1] = Gemm(features, of_rank ? 16384 : 2048, 1, 1, 1, Phase::kOut);
+  layers[0].gemms[2] = Gemm(inner, features, 2, 8, 1, Phase::kGates);
+  layers[0].gemms[3] = Gemm(features, inner, 1, 1, 8, Phase::kDown);
+  layers[0].mlp_norm = &kNorm;
+  layers[1].attention_norm = &kNorm;
+  layers[1].gemms[0] = of_rank ? Pair(1536, 576, features) : Pair(3072, 576, features);
+  if (of_rank) layers[1].gemms[1] = Gemm(24576, 1536);
+  return layers;
+}
+std::optional<PersistentArguments> LayOutBetween(std::vector<PersistentLayer> layers, int features,
+                                                 int shared_bytes = kSharedBytes) {
+  const Schedules schedules = ScheduleLayers(layers, kBlocks);
+  PersistentArguments shape;
+  shape.form = PersistentForm::kBetween;
+  shape.features = features;
+  shape.router = {.experts = 160, .top_k = 6, .shared = 2};
+  return LayOutPersistent(shape, layers, schedules, kBlocks, shared_bytes);
+}
+
+TEST(PersistentPlan, RunsBetweenAttentionsHaveTheirPhases) {
+  std::vector<PersistentLayer> layers = LayersBetween(false);
+  auto args = LayOutBetween(layers, 2048);
+  ASSERT_TRUE(args.has_value());
+  EXPECT_EQ(args->layer_count, 2);
+  EXPECT_EQ(args->first_phase, 1);
+  EXPECT_EQ(args->end_phase, 5) << "after the projections";
+  layers.pop_back();
+  args = LayOutBetween(layers, 2048);
+  ASSERT_TRUE(args.has_value());
+  EXPECT_EQ(args->first_phase, 1);
+  EXPECT_EQ(args->end_phase, 4) << "after the experts";
+  args = LayOutBetween(LayersBetween(true), 5120);
+  ASSERT_TRUE(args.has_value());
+  EXPECT_EQ(args->end_phase, 6) << "after queries' second projection";
+  EXPECT_GE(args->exchange.phase_words[1], 24576);
+}
+
+TEST(PersistentPlan, RingsHaveTheRestOfTheMemoryBetweenAttentions) {
+  const auto args = LayOutBetween(LayersBetween(false), 2048);
+  ASSERT_TRUE(args.has_value());
+  const PersistentShared& at = args->shared;
+  EXPECT_GE(at.router - at.norms, 2 * 2048 * 4);
+  EXPECT_GE(at.sums - at.activations, 16 * kTileK * 2);
+  EXPECT_GE(at.ring - at.sums, 8 * kPersistentWarps * kStripOutputs * 4);
+  EXPECT_EQ(at.bytes, at.ring + args->slots * kPersistentWarps * 2112);
+  EXPECT_LE(at.bytes, kSharedBytes);
+  EXPECT_GE(args->slots, 3);
+  EXPECT_EQ(args->exchange.mixed, args->exchange.attention) << "no words for attention";
+  EXPECT_FALSE(LayOutBetween(LayersBetween(false), 2048, 120000).has_value());
+}
+
+TEST(PersistentPlan, LayersThatWriteTheSameWordsShareThem) {
+  const auto key = [](const std::vector<PersistentLayer>& layers) {
+    const auto args = LayOutBetween(layers, 2048);
+    EXPECT_TRUE(args.has_value());
+    return args.has_value() ? ExchangeKey(*args, layers) : std::vector<int>();
+  };
+  std::vector<PersistentLayer> layers = LayersBetween(false);
+  const std::vector<int> usual = key(layers);
+  EXPECT_FALSE(usual.empty());
+  const float norm = 1;
+  layers[0].mlp_norm = &norm;
+  EXPECT_EQ(key(layers), usual) << "other weights of the same sizes";
+  layers[1].gemms[0] = Pair(3072, 608, 2048);
+  EXPECT_NE(key(layers), usual) << "other latents";
+  layers.pop_back();
+  EXPECT_NE(key(layers), usual) << "no projections";
+  std::vector<PersistentLayer> plain(2, Layer());
+  const Schedules schedules = ScheduleLayers(plain, kBlocks);
+  const auto args = LayOutPersistent(Shape(), plain, schedules, kBlocks, kSharedBytes);
+  ASSERT_TRUE(args.has_value());
+  EXPECT_TRUE(ExchangeKey(*args, plain).empty()) << "all layers in one run";
+}
+
 bool Fits(const PersistentArguments& shape, std::vector<PersistentLayer> layers,
           int shared_bytes = kSharedBytes) {
   const Schedules schedules = ScheduleLayers(layers, kBlocks);
@@ -539,241 +631,6 @@ TEST(PersistentPlan, WhatDoesNotFitIsNotLaidOut) {
   EXPECT_FALSE(Fits(shape, layers));
   layers[0].gemms[2] = Gemm(kStripOutputs * kBlocks * (kMostUnits + 1), 128);
   EXPECT_FALSE(Fits(Shape(), layers));
-}
-
-/// A dense layer that the kernel runs.
-struct DenseLayer {
-  DenseLayer() {
-    project.norm.weight = gate_up.norm.weight = TensorView(weight, DType::kF32, {4});
-    attention.heads = 32;
-    attention.kv_heads = 4;
-    attention.key_dim = attention.value_dim = 128;
-    attention.rotary.inverse_frequencies = TensorView(weight, DType::kF32, {4});
-    attention.cache.type = DType::kBf16;
-    attention.cache.page_tokens = 64;
-    down.from = ProjectAddStep::From::kInner;
-  }
-  std::string Reason(int64_t hidden = 2048) const {
-    const LayerSteps steps = {.project = &project,
-                              .attention = &attention,
-                              .out = &out,
-                              .gate_up = &gate_up,
-                              .down = &down};
-    return SupportsLayer(steps, hidden).reason();
-  }
-  std::string RoutedReason() const {
-    const LayerSteps steps = {.project = &project,
-                              .attention = &attention,
-                              .out = &out,
-                              .route = &route,
-                              .experts = &experts};
-    return SupportsLayer(steps, 2048).reason();
-  }
-  std::string DeltaReason() const {
-    const LayerSteps steps = {
-        .delta = &delta, .out = &out, .route = &route, .experts = &experts, .hybrid = true};
-    return SupportsLayer(steps, 2048).reason();
-  }
-
-  float weight[4] = {};
-  ProjectStep project;
-  AttentionStep attention;
-  GatedDeltaStep delta;
-  ProjectAddStep out;
-  GateUpStep gate_up;
-  ProjectAddStep down;
-  RouteStep route;
-  ExpertsStep experts;
-};
-
-/// The reason after a change to the layer.
-template <typename Change>
-std::string ReasonAfter(Change change) {
-  DenseLayer layer;
-  change(layer);
-  return layer.Reason();
-}
-
-TEST(PersistentPlan, SaysWhyItDoesNotRunALayer) {
-  EXPECT_EQ(DenseLayer().Reason(), "");
-  EXPECT_EQ(DenseLayer().Reason(8196),
-            "8196 hidden features; supported: multiples of 4 up to 8192");
-  EXPECT_EQ(ReasonAfter([](auto& layer) { layer.attention.rope_dim = 64; }), "latent attention");
-  EXPECT_EQ(ReasonAfter([](auto& layer) { layer.attention.cache.type = DType::kF32; }),
-            "a KV cache of f32; supported: bf16 and f8_e4m3");
-  EXPECT_EQ(ReasonAfter([](auto& layer) { layer.attention.key_dim = 192; }),
-            "keys of 192 features; supported: multiples of 16 up to 128");
-  EXPECT_EQ(ReasonAfter([](auto& layer) { layer.attention.value_dim = 48; }),
-            "values of 48 features; supported: multiples of 32 up to 128");
-  EXPECT_EQ(ReasonAfter([](auto& layer) { layer.attention.kv_heads = 5; }),
-            "32 query heads, not a multiple of the KV heads");
-  EXPECT_EQ(ReasonAfter([](auto& layer) { layer.attention.kv_heads = 1; }),
-            "more than 16 query heads for a KV head");
-  EXPECT_EQ(ReasonAfter([](auto& layer) {
-              layer.attention.q_norm = layer.gate_up.norm;
-              layer.attention.norms = AttentionStep::Norms::kAllHeads;
-            }),
-            "norms of all heads at once");
-  EXPECT_EQ(ReasonAfter([](auto& layer) {
-              layer.attention.q_norm = layer.gate_up.norm;
-              layer.attention.norms = AttentionStep::Norms::kAfterRotary;
-            }),
-            "");
-  EXPECT_EQ(ReasonAfter([](auto& layer) { layer.attention.cache_group = 2; }),
-            "more than 2 cache groups");
-  EXPECT_EQ(ReasonAfter([](auto& layer) { layer.attention.cache.page_stride = 4; }),
-            "KV cache pages that are not aligned to 16 bytes");
-  EXPECT_EQ(ReasonAfter([](auto& layer) { layer.down.out_norm = layer.gate_up.norm; }),
-            "a norm after a block");
-  EXPECT_EQ(ReasonAfter([](auto& layer) { layer.project.norm = {}; }),
-            "no RMS norm before a block");
-}
-
-TEST(PersistentPlan, SaysWhyItDoesNotRunExperts) {
-  DenseLayer layer;
-  EXPECT_EQ(layer.RoutedReason(), "no experts");
-  layer.experts.experts.resize(64);
-  EXPECT_EQ(layer.RoutedReason(), "a router of 0 parts");
-  const PreparedWeights router;
-  layer.route.router.parts = {&router, 1};
-  layer.route.options.top_k = 17;
-  EXPECT_EQ(layer.RoutedReason(), "17 experts for a token; supported: up to 16");
-  layer.route.options.top_k = 8;
-  EXPECT_EQ(layer.RoutedReason(), "no RMS norm before a block");
-  layer.route.norm = layer.project.norm;
-  EXPECT_EQ(layer.RoutedReason(), "");
-  layer.route.options.top_k = 12;
-  layer.experts.experts[0].down.in = 128;
-  ExpertsStep& experts = layer.experts;
-  experts.shared.gate_up.parts = {&router, 1};
-  experts.shared.down.in = 128;
-  EXPECT_EQ(layer.RoutedReason(), "");
-  EXPECT_EQ(SharedParts(experts), 1);
-  experts.shared.down.in = 512;
-  EXPECT_EQ(layer.RoutedReason(), "");
-  EXPECT_EQ(SharedParts(experts), 4);
-  experts.shared.down.in = 640;
-  EXPECT_EQ(layer.RoutedReason(), "17 experts for a token; supported: up to 16");
-  experts.shared.down.in = 192;
-  EXPECT_EQ(layer.RoutedReason(), "a shared expert of 192 features, not a multiple of the others'");
-  experts.shared.down.in = 64;
-  EXPECT_EQ(layer.RoutedReason(), "a shared expert of 64 features, not a multiple of the others'");
-  experts.experts[0].down.in = 64;
-  EXPECT_EQ(layer.RoutedReason(), "");
-  experts.shared.down.in = 128;
-  EXPECT_EQ(layer.RoutedReason(),
-            "experts of 64 features and a wider shared one; supported: multiples of 128");
-  experts.experts[0].down.in = experts.shared.down.in = 256;
-  experts.shared.down.bias = TensorView(layer.weight, DType::kF32, {4});
-  EXPECT_EQ(layer.RoutedReason(), "");
-  experts.shared.down.in = 512;
-  EXPECT_EQ(layer.RoutedReason(), "biases of a shared expert that is wider than the others");
-  experts.shared.down.bias = {};
-  experts.shared_gate.parts = {&router, 1};
-  EXPECT_EQ(layer.RoutedReason(), "");
-  experts.scales_inputs = true;
-  EXPECT_EQ(layer.RoutedReason(), "experts of scaled inputs");
-}
-
-TEST(PersistentPlan, SaysWhyItDoesNotRunAGatedDeltaNet) {
-  DenseLayer layer;
-  const PreparedWeights parts[2];
-  layer.delta.weights.sizes = {16, 32, 128, 128, 4};
-  layer.delta.linear.parts = parts;
-  layer.delta.norm = layer.project.norm;
-  layer.route.norm = layer.project.norm;
-  layer.route.router.parts = {parts, 1};
-  layer.route.options.top_k = 8;
-  layer.experts.experts.resize(64);
-  layer.experts.shared.gate_up.parts = {parts, 1};
-  layer.experts.shared.down.in = layer.experts.experts[0].down.in = 512;
-  EXPECT_EQ(layer.DeltaReason(), "");
-  const auto after = [&](const auto& change) {
-    DenseLayer changed = layer;
-    change(changed.delta);
-    return changed.DeltaReason();
-  };
-  EXPECT_EQ(after([](auto& delta) { delta.weights.sizes.conv_width = 3; }),
-            "a convolution of 3 tokens; supported: 4");
-  EXPECT_EQ(after([](auto& delta) { delta.weights.sizes.key_dim = 48; }),
-            "delta rules of 48 key features; supported: multiples of 32 up to 128");
-  EXPECT_EQ(after([](auto& delta) { delta.weights.sizes.value_dim = 96; }),
-            "delta rules of 96 value features; supported: 32, 64 and 128");
-  EXPECT_EQ(after([&](auto& delta) {
-              delta.linear.parts = {parts, 1};
-            }),
-            "inputs of a delta rule in one part");
-  EXPECT_EQ(after([](auto& delta) { delta.cache_group = 2; }), "more than 2 cache groups");
-  EXPECT_EQ(after([](auto& delta) { delta.states.page_stride = 6; }),
-            "states that are not aligned to 16 bytes");
-  EXPECT_EQ(after([](auto& delta) { delta.norm = {}; }), "no RMS norm before a block");
-  layer.experts.shared_gate.parts = parts;
-  EXPECT_EQ(layer.DeltaReason(), "a gate of the shared expert of 2 parts");
-  layer.experts.shared_gate = {};
-  layer.route.options.top_k = 16;
-  EXPECT_EQ(layer.DeltaReason(), "17 experts for a token; supported: up to 16");
-}
-
-TEST(PersistentPlan, TakesTheLayersOfAHybridModel) {
-  ProjectAddStep down;
-  down.from = ProjectAddStep::From::kInner;
-  const std::vector<StepOperation> model = {
-      GatedDeltaStep(), ProjectAddStep(), GateUpStep(),  down,  // 0 to 3: a layer.
-      ProjectStep(),    AttentionStep(),                        // 4, 5: attention,
-      ProjectAddStep(), RouteStep(),      ExpertsStep(),        // 6 to 8: and what is after it.
-      MixStep(),        ProjectAddStep(), GateUpStep(),  down};
-  const std::span<const StepOperation> all(model);
-  const auto count = [&](size_t from, bool first) {
-    const auto steps = TakeHybridLayer(all.subspan(from), first);
-    return steps.has_value() ? steps->count : 0;
-  };
-  EXPECT_EQ(count(0, true), 4);
-  EXPECT_EQ(count(0, false), 4);
-  EXPECT_EQ(count(1, true), 3);
-  EXPECT_EQ(count(4, false), 1);
-  EXPECT_TRUE(TakeHybridLayer(all.subspan(4), false)->ends());
-  EXPECT_FALSE(TakeHybridLayer(all, true)->ends());
-  EXPECT_EQ(count(4, true), 0) << "projections alone";
-  EXPECT_EQ(count(5, true), 0);
-  EXPECT_EQ(count(6, true), 3);
-  EXPECT_EQ(count(6, false), 0) << "attention in the middle of a run";
-  EXPECT_EQ(count(9, true), 0);
-  EXPECT_EQ(count(model.size(), false), 0);
-  EXPECT_FALSE(TakeLayer(all.subspan(0)).has_value());
-  EXPECT_EQ(TakeLayer(all.subspan(4))->count, 5);
-}
-
-TEST(PersistentPlan, TakesAttentionThatTheHybridKernelHas) {
-  DenseLayer layer;
-  const auto count = [&](bool first) {
-    const std::vector<StepOperation> model = {layer.project, layer.attention, ProjectAddStep(),
-                                              layer.gate_up, layer.down};
-    const auto steps = TakeHybridLayer(model, first);
-    return steps.has_value() ? steps->count : 0;
-  };
-  layer.attention.output_gate = true;
-  EXPECT_EQ(layer.Reason(), "an output gate of attention");
-  EXPECT_EQ(count(true), 5);
-  EXPECT_EQ(count(false), 5);
-  layer.attention.key_dim = layer.attention.value_dim = 256;
-  EXPECT_EQ(count(true), 5);
-  const auto elsewhere = [&](const auto& change) {
-    const AttentionStep before = layer.attention;
-    change(layer.attention);
-    const bool ends = count(true) == 0 && count(false) == 1;
-    layer.attention = before;
-    return ends;
-  };
-  EXPECT_TRUE(elsewhere([](auto& attention) { attention.key_dim = 272; }));
-  EXPECT_TRUE(elsewhere([](auto& attention) { attention.value_dim = 64; }));
-  EXPECT_TRUE(elsewhere([](auto& attention) { attention.cache.type = DType::kF8E4M3; }));
-  EXPECT_TRUE(elsewhere([](auto& attention) { attention.options.softcap = 30.0F; }));
-  EXPECT_TRUE(
-      elsewhere([](auto& attention) { attention.norms = AttentionStep::Norms::kAfterRotary; }));
-  const float frequencies[68] = {};
-  EXPECT_TRUE(elsewhere([&](auto& attention) {
-    attention.rotary.inverse_frequencies = TensorView(frequencies, DType::kF32, {68});
-  }));
 }
 
 }  // namespace
