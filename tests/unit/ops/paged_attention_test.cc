@@ -177,7 +177,7 @@ class Caches {
 
  private:
   static constexpr int64_t kLength = 1200;
-  static constexpr int kWays = 3;  ///< Of computing a call.
+  static constexpr int kWays = 3;  ///< Accuracies with which a call is computed.
 
   /// Writes the rows and tables of a call. Blocks that are not visible to any row lose their pages.
   void Describe(const std::array<int64_t, kSequences>& tokens) {
@@ -266,7 +266,7 @@ class Caches {
   std::vector<int32_t> first_rows_;
   std::vector<int32_t> tables_;
   int64_t blocks_ = 0;
-  int calls_ = 0;  ///< Of attention to the tokens that were appended last.
+  int calls_ = 0;  ///< Attention's, to the tokens that were appended last.
 };
 
 void FeedAll(const Device& device, const CacheCase& c,

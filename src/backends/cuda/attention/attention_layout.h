@@ -63,8 +63,8 @@ struct AttentionArguments {
   bool chunked = false;  ///< AttentionOptions::chunked.
   const float* sinks = nullptr;
   bool one_term = false;  ///< AttentionOptions::allow_bf16_activations.
-  int tile_rows = 16;  ///< Query rows of a CTA: 4 or 16.
-  int tiles = 0;       ///< No fewer than there are.
+  int tile_rows = 16;     ///< Query rows of a CTA: 4 or 16.
+  int tiles = 0;          ///< No fewer than there are.
   /// Split-KV: a CTA takes one of this many segments, and its sums go to `partials`. 0: all
   /// segments. On matrix units: the parts of a token's keys.
   int segments = 0;

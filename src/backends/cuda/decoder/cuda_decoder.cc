@@ -1,5 +1,8 @@
 #include "backends/cuda/decoder/cuda_decoder.h"
 
+#include <algorithm>
+#include <variant>
+
 #include "backends/cuda/attention/latent/latent_steps.h"
 #include "backends/cuda/decoder/decoder_layout.h"
 #include "backends/cuda/decoder/operations.h"
@@ -64,11 +67,26 @@ int64_t CudaDecoder::cache_page_tokens() const { return kCachePageTokens; }
 
 int64_t CudaDecoder::sampler_state_bytes(int64_t vocab) const { return SamplerStateBytes(vocab); }
 
+namespace {
+
+bool HasLatentAttention(const StepDescription& step) {
+  return std::ranges::any_of(step.operations, [](const StepOperation& operation) {
+    return std::holds_alternative<LatentProjectStep>(operation);
+  });
+}
+
+}  // namespace
+
 Result<FusedRun> CudaDecoder::Fuse(const StepDescription& step,
                                    std::span<const StepOperation> operations) const {
-  if (!persistent_) return FusedRun{0, nullptr, "METAL_MARLIN_CUDA_PERSISTENT is 0"};
+  if (persistent_ == PersistentUse::kNever) {
+    return FusedRun{0, nullptr, "METAL_MARLIN_CUDA_PERSISTENT is 0"};
+  }
   if (!shape_.has_wgmma) {
     return FusedRun{0, nullptr, "the persistent kernel is for 9.0a"};
+  }
+  if (persistent_ == PersistentUse::kTested && HasLatentAttention(step)) {
+    return FusedRun{0, nullptr, "latent attention: METAL_MARLIN_CUDA_PERSISTENT is not 2"};
   }
   if (const auto* const attention = std::get_if<AttentionStep>(&operations.front())) {
     return FuseLatentAttention(*pool_, errors_, scratch_, shape_, step, *attention);

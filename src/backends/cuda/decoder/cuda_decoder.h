@@ -1,6 +1,7 @@
 // The decoder operations on an NVIDIA GPU.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <utility>
 
@@ -14,11 +15,18 @@
 
 namespace marlin::cuda {
 
+/// The steps that may become launches of the persistent kernel (METAL_MARLIN_CUDA_PERSISTENT).
+enum class PersistentUse : uint8_t {
+  kNever,
+  kTested,  ///< Those whose tests have run on a GPU.
+  kAll,
+};
+
 class CudaDecoder final : public DecoderBackend {
  public:
-  /// All outlive the decoder. `persistent`: steps may become a launch of the persistent kernel.
+  /// All outlive the decoder.
   CudaDecoder(std::shared_ptr<DeviceHandle> device, const ValueErrors& errors,
-              SplitKScratch& scratch, const DeviceShape& shape, bool persistent)
+              SplitKScratch& scratch, const DeviceShape& shape, PersistentUse persistent)
       : device_(std::move(device)),
         errors_(errors),
         scratch_(scratch),
@@ -53,7 +61,7 @@ class CudaDecoder final : public DecoderBackend {
   const ValueErrors& errors_;
   SplitKScratch& scratch_;
   const DeviceShape& shape_;
-  const bool persistent_;
+  const PersistentUse persistent_;
   const std::unique_ptr<PersistentPool> pool_;
 };
 

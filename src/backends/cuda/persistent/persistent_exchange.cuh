@@ -74,7 +74,7 @@ MARLIN_DEVICE void PollQuadIf(bool polls, const uint32_t* from, uint4& v) {
 /// and then all. Polls of many rows would take what L2 delivers from the weights.
 enum class Polls : uint8_t { kAll, kFirst };
 
-/// What a thread does while its first requests are in flight: nothing.
+/// Work of a thread while its first requests are in flight: none.
 struct Nothing {
   MARLIN_DEVICE void operator()() const {}
 };

@@ -365,9 +365,10 @@ struct alignas(128) RowsScratch {
 /// The beginning of shared memory: its addresses are constants of the code.
 struct alignas(128) FixedShared {
   PersistentScratch scratch;
-  PersistentLayer layers[2];  ///< Of even and of odd layers.
-  uint64_t barriers[2 * kPersistentWarps * kMostSlots];  ///< The rings': [full, empty][warps][slots]
-  uint64_t layer_barriers[kLayerBarriers];               ///< LayerBarriers'.
+  PersistentLayer layers[2];  ///< Even and odd layers'.
+  /// The rings': [full, empty][warps][slots].
+  uint64_t barriers[2 * kPersistentWarps * kMostSlots];
+  uint64_t layer_barriers[kLayerBarriers];  ///< LayerBarriers'.
 };
 static_assert(alignof(PersistentLayer) == 16 && sizeof(PersistentLayer) % 16 == 0);
 

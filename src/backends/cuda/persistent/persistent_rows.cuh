@@ -67,8 +67,7 @@ class PersistentRows : private RowsPart {
       }
       if (normalizes) {
         if (phase < args_.end_phase) {
-          AwaitLayer(which == Phase::kQkv ? LayerBarrier::kLayer : LayerBarrier::kMlp,
-                     index);
+          AwaitLayer(which == Phase::kQkv ? LayerBarrier::kLayer : LayerBarrier::kMlp, index);
         }
         RowsResidual(args_).AddBlock<kForm>(phase);
         if (phase == args_.end_phase) break;

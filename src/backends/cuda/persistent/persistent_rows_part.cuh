@@ -7,9 +7,7 @@
 
 namespace marlin::cuda {
 
-MARLIN_DEVICE RowsScratch& RowsOf(const PersistentArguments& args) {
-  return *RowsMemory();
-}
+MARLIN_DEVICE RowsScratch& RowsOf(const PersistentArguments& args) { return *RowsMemory(); }
 
 MARLIN_DEVICE void AddTo(float4& sum, const float4& v) {
   sum = {sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w};

@@ -53,9 +53,7 @@ struct Tables {
   MARLIN_DEVICE const PhaseGemm& GemmOf(int phase) const {
     return LayerOf(phase / kPhases).gemms[phase % kPhases];
   }
-  MARLIN_DEVICE PersistentScratch& Scratch() const {
-    return Fixed().scratch;
-  }
+  MARLIN_DEVICE PersistentScratch& Scratch() const { return Fixed().scratch; }
   /// A selected expert of the layer.
   MARLIN_DEVICE const PersistentExpert& Chosen(int selection) const {
     return reinterpret_cast<const PersistentExpert*>(Memory() +
@@ -250,9 +248,7 @@ MARLIN_DEVICE LayerBarrier AllowedOf(Phase phase) {
 MARLIN_DEVICE void AllowCopies(LayerBarrier barrier) {
   if (threadIdx.x < ArrivalsOf(kPersistentThreads)) Arrive(AddressOf(barrier));
 }
-MARLIN_DEVICE void AllowCopies(Phase phase) {
-  AllowCopies(AllowedOf(phase));
-}
+MARLIN_DEVICE void AllowCopies(Phase phase) { AllowCopies(AllowedOf(phase)); }
 
 /// A warp that copies half of the warps' tiles, one warp's per lane; the first one also the layers'
 /// tables. Two issue twice as fast as one; four are slower.

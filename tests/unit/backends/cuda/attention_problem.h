@@ -29,12 +29,12 @@ struct AttentionCase {
   bool latent = false;  ///< Values in the keys.
   int kv_heads = 2;
   int group = 3;
-  bool one_term = false;  ///< Of queries and softmax weights.
+  bool one_term = false;  ///< Queries and softmax weights are.
 
   std::string Name() const {
     return std::to_string(key_dim) + " " + std::to_string(value_dim) + (fp8 ? " e4m3" : " bf16") +
-           (bf16_queries ? " bf16 queries" : "") + (one_term ? " one term" : "") + (latent ? " latent" : "") + " window " +
-           std::to_string(window);
+           (bf16_queries ? " bf16 queries" : "") + (one_term ? " one term" : "") +
+           (latent ? " latent" : "") + " window " + std::to_string(window);
   }
 };
 
@@ -116,8 +116,9 @@ struct AttentionProblem {
   }
 
   AttentionShape Shape() const {
-    return {Rows(),     Sequences(), of.kv_heads,    of.group, of.value_dim, blocks * kPageTokens,
-            of.key_dim, of.fp8,      of.bf16_queries, of.one_term};
+    return {Rows(),          Sequences(),          of.kv_heads, of.group,
+            of.value_dim,    blocks * kPageTokens, of.key_dim,  of.fp8,
+            of.bf16_queries, of.one_term};
   }
 
   /// Without what a plan adds.

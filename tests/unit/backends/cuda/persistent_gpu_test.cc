@@ -258,7 +258,7 @@ class PersistentOnGpu : public ::testing::TestWithParam<Case> {
 
   /// A device with the persistent kernel, or without; it keeps 2:4 weights sparse, or expands them.
   static Device Open(bool persistent, bool keeps_sparse = true) {
-    setenv("MARLIN_CUDA_PERSISTENT", persistent ? "1" : "0", 1);
+    setenv("MARLIN_CUDA_PERSISTENT", persistent ? "2" : "0", 1);
     setenv("MARLIN_CUDA_SPARSE", keeps_sparse ? "1" : "0", 1);
     auto device = Device::Open("cuda");
     unsetenv("MARLIN_CUDA_SPARSE");

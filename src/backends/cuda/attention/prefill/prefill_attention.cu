@@ -52,7 +52,7 @@ struct Layout {
   static constexpr int kValueBytes = Shape::kKeys * kPanelRowBytes * PanelsOf(Shape::kFeatures);
   MARLIN_HOST_DEVICE int KeyBytes() const { return Shape::kKeys * kPanelRowBytes * key_panels; }
   MARLIN_HOST_DEVICE int QueryBytes() const { return Shape::kRows * kPanelRowBytes * key_panels; }
-  MARLIN_HOST_DEVICE int KeysAt(int stage) const { 
+  MARLIN_HOST_DEVICE int KeysAt(int stage) const {
     return Shape::kTerms * QueryBytes() + stage * KeyBytes();
   }
   MARLIN_HOST_DEVICE int ValuesAt(int stage) const { return KeysAt(kStages) + stage * kValueBytes; }
@@ -314,8 +314,7 @@ class Consumer {
     FenceAsyncProxy();
   }
 
-  /// Two warpgroups take turns to begin products: while those of one run, the other one weighs
-  /// scores.
+  /// Two warpgroups take turns to begin products: while one's run, the other one weighs scores.
   MARLIN_DEVICE void TakeTurn() const {
     if constexpr (Shape::kWarpgroups == 2) {
       asm volatile("bar.sync %0, 256;" ::"r"(3 + warpgroup_) : "memory");
@@ -332,7 +331,8 @@ class Consumer {
     if (blocks_.Sees(block)) attention_.BeginScores(ring_.Keys(block), scores);
   }
 
-  /// Loads the warpgroup's rows of queries, scaled, as bf16 terms; zeros for rows that do not exist.
+  /// Loads the warpgroup's rows of queries, scaled, as bf16 terms; zeros for rows that do not
+  /// exist.
   template <typename T>
   MARLIN_DEVICE void LoadQueries(T /*zero*/) const {
     const int first = first_row_ + (static_cast<int>(threadIdx.x) >> 5 & 3) * kWarpRows;
