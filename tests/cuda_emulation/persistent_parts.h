@@ -169,7 +169,9 @@ inline Vector RouteToTwo(const PersistentRouter& router, const Vector& logits, c
   }
   Vector sorted = choices;
   std::ranges::sort(sorted);
-  *margin = std::min(*margin, 1 - sorted[kExperts - kTopK - 1] / sorted[kExperts - kTopK]);
+  const double last = sorted[kExperts - kTopK];
+  const double next = sorted[kExperts - kTopK - 1];
+  *margin = std::min(*margin, (last - next) / std::max(std::abs(last), std::abs(next)));
   Vector weights(kExperts);
   double sum = 0;
   for (int i = 0; i < kTopK; ++i) {

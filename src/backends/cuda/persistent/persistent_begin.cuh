@@ -114,16 +114,14 @@ MARLIN_DEVICE void CopySchedules(const PersistentArguments& args) {
   }
 }
 
-/// The start of a run between attentions, while the kernel before it ends: the schedules, and leave
-/// to fill the rings. Afterwards, memory has what earlier kernels have written. Called by all
+/// The start of a run between attentions: the schedules, and leave to fill the rings. Called by all
 /// threads that compute, after FindParts.
-MARLIN_DEVICE void BeginChain(const PersistentArguments& args) {
+MARLIN_DEVICE void BeginBetween(const PersistentArguments& args) {
   CopySchedules(args);
   WaitForAllCopies();
   SyncFirst<kPersistentThreads>();
   AllowCopies(Phase::kQkv);
   AllowCopies(Phase::kOut);
-  WaitForEarlierWork();
 }
 
 /// The rotations of the CTA's position, its schedules, and, after FindKeys, the pages of its keys.

@@ -56,7 +56,7 @@ class PersistentBlock {
     }
     if (thread_ == 0) FindParts();
     if constexpr (kBetween) {
-      BeginChain(args_);
+      BeginBetween(args_);
       ReadResidual();
       if (thread_ == 0) Scratch().clock = args_.clock[0];
       SyncFirst<kPersistentThreads>();

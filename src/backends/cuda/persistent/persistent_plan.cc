@@ -291,6 +291,10 @@ Support SupportsMlp(const LayerSteps& steps) {
       (!routed && steps.down->from != ProjectAddStep::From::kInner)) {
     return {"projections of other values"};
   }
+  // Four inputs are read at a time.
+  if (steps.out->linear.in % 4 != 0) {
+    return {"{0} results of a mixer; supported: multiples of 4", steps.out->linear.in};
+  }
   if (!HasNorm(routed ? steps.route->norm : steps.gate_up->norm)) {
     return {"no RMS norm before a block"};
   }

@@ -185,7 +185,9 @@ class ExpertChoice {
       }
       keys[e] = KeyOf(logit);
       if (!by_sigmoids) continue;
-      choices[e] = KeyOf(ChoiceOf(logit, layer_.choice_bias != nullptr, bias));
+      // Choices may be negative, and padding comes last.
+      choices[e] =
+          KeyOf(exists ? ChoiceOf(logit, layer_.choice_bias != nullptr, bias) : NoScore());
     }
     if constexpr (kShared) WeighShared();
     if (SyncFirstAny<kPersistentThreads>(!is_plain)) {

@@ -42,7 +42,7 @@ class PersistentRows : private RowsPart {
       Scratch().weights[thread_] = of_shared < 0 ? 0.0f : 1.0f;
     }
     if constexpr (kBetween) {
-      BeginChain(args_);
+      BeginBetween(args_);
       RowsResidual(args_).Read();
       if (thread_ == 0) Scratch().clock = args_.clock[0];
       SyncFirst<kPersistentThreads>();

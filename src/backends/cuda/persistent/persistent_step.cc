@@ -3,7 +3,6 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <array>
 #include <memory>
 #include <optional>
 #include <string>
@@ -205,28 +204,19 @@ class PersistentSteps final : public FusedOperations {
     return memory;
   }
 
-  /// Cooperative: the CTAs wait for each other. A run between attentions begins while the operation
-  /// before it ends.
+  /// Cooperative: the CTAs wait for each other.
   cudaError_t Launch(PersistentArguments& args, const void* function, cudaStream_t stream) const {
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(static_cast<unsigned>(blocks_));
     config.blockDim = dim3(kPersistentBlock);
     config.dynamicSmemBytes = static_cast<size_t>(args.shared.bytes);
     config.stream = stream;
-    std::array<cudaLaunchAttribute, 2> attributes = {};
-    attributes[0].id = cudaLaunchAttributeCooperative;
-    attributes[0].val.cooperative = 1;
-    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[1].val.programmaticStreamSerializationAllowed = 1;
-    config.attrs = attributes.data();
-    config.numAttrs = IsBetween(args.form) ? 2 : 1;
-    void* parameters[] = {&args};
-    const cudaError_t error = cudaLaunchKernelExC(&config, function, parameters);
-    const bool refused = error == cudaErrorNotSupported || error == cudaErrorInvalidValue;
-    if (!refused || config.numAttrs == 1) return error;
-    // A driver may lack the two together; the kernel needs the first one only.
-    static_cast<void>(cudaGetLastError());
+    cudaLaunchAttribute cooperative = {};
+    cooperative.id = cudaLaunchAttributeCooperative;
+    cooperative.val.cooperative = 1;
+    config.attrs = &cooperative;
     config.numAttrs = 1;
+    void* parameters[] = {&args};
     return cudaLaunchKernelExC(&config, function, parameters);
   }
 
