@@ -1,6 +1,5 @@
 #include "backends/cuda/decoder/cuda_decoder.h"
 
-#include <algorithm>
 #include <variant>
 
 #include "backends/cuda/attention/latent/latent_steps.h"
@@ -66,16 +65,6 @@ bool CudaDecoder::Has(DecoderOperation operation) const {
 int64_t CudaDecoder::cache_page_tokens() const { return kCachePageTokens; }
 
 int64_t CudaDecoder::sampler_state_bytes(int64_t vocab) const { return SamplerStateBytes(vocab); }
-
-namespace {
-
-bool HasLatentAttention(const StepDescription& step) {
-  return std::ranges::any_of(step.operations, [](const StepOperation& operation) {
-    return std::holds_alternative<LatentProjectStep>(operation);
-  });
-}
-
-}  // namespace
 
 Result<FusedRun> CudaDecoder::Fuse(const StepDescription& step,
                                    std::span<const StepOperation> operations) const {

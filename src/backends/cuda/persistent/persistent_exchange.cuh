@@ -3,8 +3,8 @@
 //   Every word is an fp32 number whose two lowest bits are a tag, 1 to 3, which changes whenever
 //   the word is written again. A reader polls until the tags are those that it waits for: no flags,
 //   no fences, no resets. Words of even and of odd layers are in two buffers. A CTA writes a buffer
-//   again only after every other one has arrived at the layer between (Route), so
-//   that no thread waits for a tag that is gone already.
+//   again only after every other one has arrived at the layer between (Route), or, in forms between
+//   attentions, in another launch, so that no thread waits for a tag that is gone already.
 //
 //   The reader uses all words that it loads, tags included: else the compiler would split the load,
 //   and parts of it could be older than the rest.

@@ -186,8 +186,7 @@ class ExpertChoice {
       keys[e] = KeyOf(logit);
       if (!by_sigmoids) continue;
       // Choices may be negative, and padding comes last.
-      choices[e] =
-          KeyOf(exists ? ChoiceOf(logit, layer_.choice_bias != nullptr, bias) : NoScore());
+      choices[e] = KeyOf(exists ? ChoiceOf(logit, layer_.choice_bias != nullptr, bias) : NoScore());
     }
     if constexpr (kShared) WeighShared();
     if (SyncFirstAny<kPersistentThreads>(!is_plain)) {

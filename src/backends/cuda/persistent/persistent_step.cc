@@ -240,7 +240,7 @@ bool HasStep(const StepDescription& step) {
 }
 
 ModelLayers LayersOf(const StepDescription& step) {
-  if (HasStep<LatentProjectStep>(step)) return ModelLayers::kBetween;
+  if (HasLatentAttention(step)) return ModelLayers::kBetween;
   return HasStep<GatedDeltaStep>(step) ? ModelLayers::kHybrid : ModelLayers::kAttention;
 }
 
@@ -358,6 +358,8 @@ class RunLayers {
 };
 
 }  // namespace
+
+bool HasLatentAttention(const StepDescription& step) { return HasStep<LatentProjectStep>(step); }
 
 Result<FusedRun> FusePersistent(PersistentPool& pool, const ValueErrors& errors,
                                 const DeviceShape& shape, const StepDescription& step,
