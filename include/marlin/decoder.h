@@ -129,9 +129,6 @@ struct AttentionOptions {
   /// softmax weights split into two bf16 terms: the CPU for sequences with more than four tokens in
   /// the call, a GPU for a paged cache. Otherwise fp32.
   Accuracy accuracy = Accuracy::kDefault;
-  /// Lets such a unit round queries and softmax weights to one bf16 term: CUDA's attention of
-  /// prompts does, in nearly half the time.
-  bool allow_bf16_activations = false;
   /// kBatchInvariant: a row's bits do not depend on the number of tokens in the call. Computes in
   /// fp32.
   Determinism determinism = Determinism::kDefault;
@@ -141,6 +138,9 @@ struct AttentionOptions {
   /// `window` is the size of chunks: a query sees the keys of its own chunk, of positions with the
   /// same quotient by it (Llama 4).
   bool chunked = false;
+  /// With kDefault: lets a bf16 matrix unit round queries and softmax weights to one bf16 term.
+  /// CUDA's attention of prompts does, in nearly half the time.
+  bool allow_bf16_activations = false;
 };
 
 /// Causal softmax attention, also grouped-query (GQA): query head h reads KV head h / (heads /
