@@ -43,9 +43,10 @@ MARLIN_DEVICE uint8_t* FindPage(const PersistentArguments& args, int group, int 
   return static_cast<uint8_t*>(pages.slabs[slab]) + of_slab * pages.page_stride * args.cache_bytes;
 }
 
-/// The CTA's keys in the layers of a cache group: runs of blocks of half the teams of warps at
-/// least. Fewer keys need more merges; more have too many instructions to issue. A position without
-/// a page is recorded as an error elsewhere, and has no keys.
+/// The CTA's keys in the layers of a cache group: runs of blocks of all teams of warps at least, so
+/// that short texts need no merge, or of half of them where readers merge: then a multiprocessor
+/// has fewer instructions to issue. A position without a page is recorded as an error elsewhere,
+/// and has no keys.
 template <PersistentForm kForm>
 MARLIN_DEVICE AttentionPart PartOf(const PersistentArguments& args, int group, int position) {
   const CacheGroup& pages = args.groups[group];
@@ -55,7 +56,8 @@ MARLIN_DEVICE AttentionPart PartOf(const PersistentArguments& args, int group, i
   part.first_key = pages.window > 0 ? max(end - pages.window, 0) : 0;
   const int first = part.first_key / kWarpKeys;
   const int blocks = (end + kWarpKeys - 1) / kWarpKeys - first;
-  const int least = max(TeamsOf<kForm>(args) / 2, 1);
+  const int teams = TeamsOf<kForm>(args);
+  const int least = MostMergedByReaders(kForm) > 1 ? max(teams / 2, 1) : teams;
   const int share = max((blocks + args.attention_splits - 1) / args.attention_splits, least);
   part.active_splits = (blocks + share - 1) / share;
   part.first_block = first + scratch.split * share;

@@ -1,6 +1,8 @@
 #include "backends/cuda/persistent/persistent_plan.h"
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cstring>
 #include <iterator>
 #include <map>
@@ -738,20 +740,16 @@ std::optional<PersistentArguments> LayOutPersistent(const PersistentArguments& s
 std::vector<int> ExchangeKey(const PersistentArguments& args,
                              std::span<const PersistentLayer> layers) {
   if (!IsBetween(args.form)) return {};
-  const PersistentExchange& at = args.exchange;
   std::vector<int> key = {static_cast<int>(args.form),
                           args.rows,
                           args.features,
                           args.first_phase,
                           args.end_phase,
                           args.router.rows(),
-                          args.router.selected(),
-                          at.logits,
-                          at.arrived,
-                          at.inputs[0],
-                          at.inputs[1],
-                          at.words};
-  key.insert(key.end(), std::begin(at.phases), std::end(at.phases));
+                          args.router.selected()};
+  const auto offsets =
+      std::bit_cast<std::array<int, sizeof(PersistentExchange) / sizeof(int)>>(args.exchange);
+  key.insert(key.end(), offsets.begin(), offsets.end());
   for (const PersistentLayer& layer : layers) {
     for (const PhaseGemm& gemm : layer.gemms) {
       key.push_back(gemm.splits);
