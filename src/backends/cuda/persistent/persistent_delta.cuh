@@ -360,8 +360,9 @@ class DeltaRow : DeltaPlaces {
 #pragma unroll 2
     for (int i = static_cast<int>(threadIdx.x); i < Delta().key_dim * kQuads;
          i += kPersistentThreads) {
-      const int row = i / kQuads;
-      const int quad = i % kQuads;
+      // Unsigned, these are a shift and a mask, which take no registers across the phase.
+      const int row = static_cast<int>(static_cast<uint32_t>(i) / kQuads);
+      const int quad = static_cast<int>(static_cast<uint32_t>(i) % kQuads);
       *reinterpret_cast<float4*>(to + StateAt() + row * Delta().value_dim + quad * 4) =
           *reinterpret_cast<const float4*>(StateRow(row) + quad * 4);
     }

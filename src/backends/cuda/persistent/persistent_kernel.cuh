@@ -73,7 +73,7 @@ class PersistentBlock {
     const int phases = args_.end_phase;
 #pragma unroll 1
     for (int phase = args_.first_phase;; ++phase) {
-      const auto which = static_cast<Phase>(phase % kPhases);
+      const auto which = PhaseOf(phase);
       const bool normalizes = which == Phase::kQkv || which == Phase::kGates;
       // Sums that are multiplied by a norm's factor.
       const bool scales =
@@ -140,10 +140,13 @@ class PersistentBlock {
   /// The inputs of a phase, as activations. Calls meanwhile() once, before they are there.
   template <typename Meanwhile>
   MARLIN_DEVICE void PrepareInputs(int phase, const Meanwhile& meanwhile) {
-    const auto which = static_cast<Phase>(phase % kPhases);
-    if (which == Phase::kQkv || which == Phase::kGates) return Normalize(phase, meanwhile);
+    const auto which = PhaseOf(phase);
+    const bool normalizes = which == Phase::kQkv || which == Phase::kGates;
+    if (kFindsEarly && normalizes) return Normalize(phase, meanwhile);
     meanwhile();
-    if (which == Phase::kDown) {
+    if (normalizes) {
+      Normalize(phase, Nothing());
+    } else if (which == Phase::kDown) {
       PrepareDown(phase);
     } else if constexpr (kHybrid) {
       PrepareMixed(args_, phase, Words(phase / kPhases), Tag(phase / kPhases));
@@ -299,15 +302,17 @@ class PersistentBlock {
   MARLIN_DEVICE void NormalizeQuads(int phase, const float4* weights, const float4* router,
                                     float (&sums)[2], const Meanwhile& meanwhile) {
     const int quads = args_.features / 4;
+    // All threads have a first turn, in which they call meanwhile().
+    const int end = kFindsEarly ? max(quads, kPersistentThreads) : quads;
 #pragma unroll 1
-    for (int first = 0; first < quads; first += kCount * kPersistentThreads) {
+    for (int first = thread_; first < end; first += kCount * kPersistentThreads) {
       float4 x[kCount];
-      AddQuads(phase, first + thread_, x, [&] {
-        if (first == 0) meanwhile();
+      AddQuads(phase, first, x, [&] {
+        if (first < kPersistentThreads) meanwhile();
       });
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
-        const int quad = first + thread_ + i * kPersistentThreads;
+        const int quad = first + i * kPersistentThreads;
         if (quad >= quads) break;
         const float4 y = Times(x[i], weights[quad]);
         StoreActivations(args_, quad, y);
@@ -465,7 +470,7 @@ class PersistentBlock {
   MARLIN_DEVICE void StoreNormFactor(int phase) const {
     if (thread_ / 32 != kPersistentWarps - 2) return;
     const PersistentLayer& layer = LayerOf(phase);
-    const auto which = static_cast<Phase>(phase % kPhases);
+    const auto which = PhaseOf(phase);
     float epsilon = which == Phase::kQkv ? layer.attention_epsilon : layer.mlp_epsilon;
     int count = args_.features;
     if (kBetween && which == Phase::kOut) {

@@ -42,6 +42,12 @@ MARLIN_DEVICE int TeamsOf(const PersistentArguments& args) {
   return kPersistentWarps >> TeamWarpsLog2<kForm>(args);
 }
 
+/// The phase of a layer that number `phase` of all layers' is: unsigned, without code for negative
+/// numbers.
+MARLIN_DEVICE Phase PhaseOf(int phase) {
+  return static_cast<Phase>(static_cast<uint32_t>(phase) % kPhases);
+}
+
 /// The tables of a CTA, in shared memory.
 struct Tables {
   const PersistentArguments& args;
