@@ -114,7 +114,7 @@ class PartOfAttention {
   }
 
   /// With several rows.
-  MARLIN_DEVICE const NewKeys& New() const { return RowsOf(args_).new_keys[layer_.cache_group]; }
+  MARLIN_DEVICE const NewKeys& New() const { return FixedRows().new_keys[layer_.cache_group]; }
   /// The new key and value of the row `back` rows before the CTA's, in shared memory.
   MARLIN_DEVICE uint8_t* Fresh(int back) const {
     return Memory() + args_.shared.fresh + back * (args_.key_dim + args_.value_dim) * 2;

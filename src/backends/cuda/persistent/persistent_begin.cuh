@@ -30,7 +30,7 @@ MARLIN_DEVICE SequencesView SequencesOfRows(const PersistentArguments& args) {
 /// up to the CTA's have them, at consecutive positions. Called by one thread.
 MARLIN_DEVICE void FindNewKeys(const PersistentArguments& args, int row) {
   PersistentScratch& scratch = Tables{args}.Scratch();
-  RowsScratch& rows = RowsOf(args);
+  RowsScratch& rows = FixedRows();
   const SequencesView sequences = SequencesOfRows(args);
   scratch.sequence = SequenceOf(sequences, row);
   rows.row = row;
@@ -96,7 +96,7 @@ MARLIN_DEVICE void BeginRows(const PersistentArguments& args) {
   }
   auto* const rotations = reinterpret_cast<float2*>(Memory() + args.shared.rotations);
   const int position = Tables{args}.Scratch().position;
-  for (int i = args.pairs + thread; i < (RowsOf(args).earlier + 1) * args.pairs;
+  for (int i = args.pairs + thread; i < (FixedRows().earlier + 1) * args.pairs;
        i += kPersistentThreads) {
     const int back = QuotientOf(i, args.pairs);
     RotationOf(args.frequencies[i - back * args.pairs], int64_t{position} - back,

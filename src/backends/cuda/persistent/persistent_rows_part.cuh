@@ -7,8 +7,6 @@
 
 namespace marlin::cuda {
 
-MARLIN_DEVICE RowsScratch& RowsOf(const PersistentArguments& args) { return *RowsMemory(); }
-
 MARLIN_DEVICE void AddTo(float4& sum, const float4& v) {
   sum = {sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w};
 }
@@ -38,7 +36,7 @@ class RowsPart {
     return tables_.LayerOf(phase / kPhases);
   }
   MARLIN_DEVICE PersistentScratch& Scratch() const { return tables_.Scratch(); }
-  MARLIN_DEVICE RowsScratch& Rows() const { return RowsOf(args_); }
+  MARLIN_DEVICE RowsScratch& Rows() const { return FixedRows(); }
   MARLIN_DEVICE uint32_t* Words(int layer) const {
     return args_.words + ((Scratch().clock + layer) & 1) * args_.exchange.words;
   }

@@ -136,9 +136,9 @@ class RowsChoice {
       float dot = 0.0f;
 #pragma unroll
       for (int warp = 0; warp < kPersistentWarps; ++warp) {
-        dot += RowsOf(args_).dots[router_row][row][warp];
+        dot += FixedRows().dots[router_row][row][warp];
       }
-      logit = __fmaf_rn(dot, RowsOf(args_).factors[row], logit);
+      logit = __fmaf_rn(dot, FixedRows().factors[row], logit);
     }
     PublishWord(logits_ + row * LogitWords() + expert, logit, tag_);
   }
@@ -150,7 +150,7 @@ class RowsChoice {
     bool is_plain = by_sigmoids || (args_.router.groups == 1 && layer_.choice_bias == nullptr &&
                                     args_.router.scoring != kSigmoid);
     is_plain = GatherLogits(by_sigmoids) && is_plain;
-    RowsScratch& rows = RowsOf(args_);
+    RowsScratch& rows = FixedRows();
     float* const weights = Tables{args_}.Scratch().weights;
     if (SyncFirstAny<kPersistentThreads>(!is_plain)) {
       if constexpr (kGeneral) {
@@ -181,7 +181,7 @@ class RowsChoice {
   /// Finds the tasks: the experts that any row has selected, in their order. Called by all threads,
   /// after a barrier after Route. Places may be read after another one.
   MARLIN_DEVICE void FindTasks() const {
-    RowsScratch& rows = RowsOf(args_);
+    RowsScratch& rows = FixedRows();
     const int row = thread_ / kMostChosenExperts;
     const int place = thread_ % kMostChosenExperts;
     const bool selects = row < args_.rows && place < args_.router.top_k;
@@ -266,7 +266,7 @@ class RowsChoice {
 
   /// The parts of the shared expert come last: all rows select them.
   MARLIN_DEVICE void NumberTasks() const {
-    RowsScratch& rows = RowsOf(args_);
+    RowsScratch& rows = FixedRows();
     int32_t* const ids = Tables{args_}.Scratch().ids;
     int count = 0;
 #pragma unroll 1

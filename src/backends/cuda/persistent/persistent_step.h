@@ -14,8 +14,8 @@ bool HasLatentAttention(const StepDescription& step);
 
 /// Fuses the layers that `operations` begins with, up to the head of the model or to attention that
 /// runs elsewhere, if the persistent kernel runs all of them; if not, the run is empty and says why
-/// (SupportsLayer, PersistentDescription). The run takes steps of a few rows. `errors` outlives
-/// it. Precondition: `operations` is not empty. Errors: kOutOfMemory, kDeviceLost.
+/// (SupportsLayer, PersistentDescription). The run takes steps of up to eight rows. `errors`
+/// outlives it. Precondition: `operations` is not empty. Errors: kOutOfMemory, kDeviceLost.
 Result<FusedRun> FusePersistent(PersistentPool& pool, const ValueErrors& errors,
                                 const DeviceShape& shape, const StepDescription& step,
                                 std::span<const StepOperation> operations);

@@ -26,8 +26,8 @@ MARLIN_DEVICE uint8_t* Memory() {
 
 MARLIN_DEVICE FixedShared& Fixed() { return *reinterpret_cast<FixedShared*>(Memory()); }
 /// With several rows.
-MARLIN_DEVICE RowsScratch* RowsMemory() {
-  return reinterpret_cast<RowsScratch*>(Memory() + sizeof(FixedShared));
+MARLIN_DEVICE RowsScratch& FixedRows() {
+  return *reinterpret_cast<RowsScratch*>(Memory() + sizeof(FixedShared));
 }
 
 /// Teams of warps in attention (LayOutKeys); the general form's have the arguments' size, all rows
@@ -76,7 +76,7 @@ struct Tables {
   MARLIN_DEVICE int FirstShared(const PhaseGemm& gemm) const {
     if (!HasSharedExperts(kForm)) return kMostTasks;
     if (!IsRows(kForm) || gemm.shared_selection < 0) return gemm.first_shared();
-    return RowsMemory()->tasks - args.router.shared;
+    return FixedRows().tasks - args.router.shared;
   }
   /// The layout of a selection's tiles.
   template <PersistentForm kForm>

@@ -10,7 +10,7 @@
 namespace marlin::cuda {
 
 /// A run of one AttentionStep, if it is latent attention of a step in default accuracy and
-/// determinism; otherwise none. It takes steps of a few rows, which attend to the latents
+/// determinism; otherwise none. It takes steps of up to eight rows, which attend to the latents
 /// themselves. All but `step` and `attention` outlive it. Errors: kDeviceLost.
 Result<FusedRun> FuseLatentAttention(PersistentPool& pool, const ValueErrors& errors,
                                      SplitKScratch& scratch, const DeviceShape& shape,

@@ -1,4 +1,4 @@
-// Preparation of a few rows for latent attention, without a product.
+// Preparation of small batches for latent attention, without a product.
 #include "backends/cuda/attention/latent/prepare_latents.cuh"
 #include "backends/cuda/common/chain.cuh"
 

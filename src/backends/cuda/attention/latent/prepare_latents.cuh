@@ -1,4 +1,4 @@
-// Preparation of a few rows for latent attention, in one launch instead of four: RoPE of the
+// Preparation of small batches for latent attention, in one launch instead of four: RoPE of the
 // queries' last features, which go after the places of their products, RoPE of the latents' last
 // features, and the append of the latents to the paged cache.
 //

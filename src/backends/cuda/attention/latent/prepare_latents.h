@@ -1,4 +1,4 @@
-// Launches that prepare a few rows for latent attention.
+// Launches that prepare small batches for latent attention.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -34,7 +34,7 @@ cudaError_t LoadPrepareLatents();
 cudaError_t LaunchPrepareLatents(const PrepareLatentsArguments& args, cudaStream_t stream);
 
 /// The same and a product that neither reads what the other writes, in one launch where the product
-/// takes matrix units and few rows.
+/// takes matrix units and small batches.
 cudaError_t LoadPreparedProduct();
 Status RunPreparedProduct(const HeadProductCall& call, const PrepareLatentsArguments& prepare,
                           const CallContext& context);

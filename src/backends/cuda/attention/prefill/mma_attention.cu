@@ -18,7 +18,6 @@
 //   key: where some rows of a warp do not, it looks for such values, and then adds key by key
 //   (rare).
 #include <iterator>
-#include <type_traits>
 #include <utility>
 
 #include "backends/cuda/attention/attention_launch.h"
@@ -210,9 +209,7 @@ class WarpAttention {
 
   /// The first of the lane's two rows.
   MARLIN_DEVICE int Row() const { return first_row_ + (lane_ >> 2); }
-  MARLIN_DEVICE int QueryTerms() const {
-    return args_.one_term || args_.queries.type == Element::kBf16 ? 1 : 2;
-  }
+  MARLIN_DEVICE int QueryTerms() const { return HeadsOf(args_).query_terms; }
 
   /// Adds the values of a block with the weights of its scores.
   template <int kTerms>
