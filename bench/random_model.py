@@ -517,8 +517,8 @@ BITS = {"fp4_e2m1": 4, "s8": 8, "int6": 6}
 SIZES = {"fp4_e2m1": 2.9, "s8": 73.9, "int6": 18.5}
 
 
-def fp4_part(part: list[tuple[str, tuple[int, ...]]], weights: Weights,
-             modules: dict[str, Any]) -> dict[str, Stored]:
+def fp4_part(part: list[tuple[str, tuple[int, ...]]], weights: Weights, modules: dict[str, Any],
+             mx: bool) -> dict[str, Stored]:
     """The stored tensors of a part; adds its modules, docs/formats/checkpoint.md."""
     stored: dict[str, Stored] = {}
     stacks: dict[str, int] = {}
@@ -536,10 +536,12 @@ def fp4_part(part: list[tuple[str, tuple[int, ...]]], weights: Weights,
     for module, (n, k) in matrices.items():
         is_expert = ".experts." in module
         layer_class, group, code_format = EXPERT if is_expert else CODED[module.split(".")[-2]]
+        is_mx = mx and code_format == "fp4_e2m1"
+        group = 32 if is_mx else group
         stack = [stacks[module]] if is_expert else []
         modules[module] = {
             "format": code_format, "shape": [*stack, k, n], "group_size": group,
-            "scale_type": "fp16", "zeros": False, "zero_type": "fp16", "biases": False,
+            "scale_type": "e8m0" if is_mx else "fp16", "zeros": False, "zero_type": "fp16", "biases": False,
             "global_scale": False, "global_scale_divides": False,
             "layer_class": layer_class, "source_layout": "out_in",
         }
@@ -549,7 +551,11 @@ def fp4_part(part: list[tuple[str, tuple[int, ...]]], weights: Weights,
         size = 0.0 if weights.adds_nothing(module) else k**-0.5 / SIZES[code_format]
         scales = (torch.rand((*stack, k // group, n), device=weights.device) + 0.5) * size
         stored[base + "qweight"] = Stored("U32", codes.cpu())
-        stored[base + "scales"] = Stored("F16", scales.to(torch.float16).cpu())
+        if is_mx:  # The biased exponents of powers of two, rounded down.
+            exponents = torch.log2(scales).floor().clamp(-127, 127) + 127
+            stored[base + "scales"] = Stored("F8_E8M0", exponents.to(torch.uint8).cpu())
+        else:
+            stored[base + "scales"] = Stored("F16", scales.to(torch.float16).cpu())
     return stored
 
 
@@ -580,14 +586,14 @@ def xxh3(data: bytes) -> str:
     return f"xxh3:{digest(data, len(data)):016x}"
 
 
-def write_fp4(config: dict[str, Any], directory: Path, weights: Weights) -> None:
+def write_fp4(config: dict[str, Any], directory: Path, weights: Weights, mx: bool) -> None:
     parts = parts_of(config)
     modules: dict[str, Any] = {}
     weight_map: dict[str, str] = {}
     size = 0
     for i, part in enumerate(parts):
         file = f"model-{i + 1:05d}-of-{len(parts):05d}.safetensors"
-        tensors = fp4_part(part, weights, modules)
+        tensors = fp4_part(part, weights, modules, mx)
         size += save_stored(directory / file, tensors)
         weight_map.update(dict.fromkeys(tensors, file))
     quantization: dict[str, Any] = {
@@ -609,11 +615,15 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, required=True, help="a new directory")
     parser.add_argument("--layers", type=int, help="fewer layers than the published model has")
     parser.add_argument("--fp4", action="store_true", help="write FP4 codes instead of bf16")
+    parser.add_argument("--mxfp4", action="store_true",
+                        help="with --fp4: groups of 32 whose scales are powers of two")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--vocab", type=int, help="another number of tokens")
     parser.add_argument("--predictable", type=int, metavar="N",
                         help="tokens follow each other in cycles of N")
     arguments = parser.parse_args()
+    if arguments.mxfp4 and not arguments.fp4:
+        parser.error("--mxfp4: needs --fp4")
     config = dict(SHAPES[arguments.shape])
     if arguments.layers is not None:
         config["num_hidden_layers"] = arguments.layers
@@ -630,7 +640,10 @@ def main() -> None:
     arguments.output.mkdir(parents=True)
     torch.manual_seed(arguments.seed)
     weights = Weights(arguments.predictable)
-    (write_fp4 if arguments.fp4 else write)(config, arguments.output, weights)
+    if arguments.fp4:
+        write_fp4(config, arguments.output, weights, arguments.mxfp4)
+    else:
+        write(config, arguments.output, weights)
 
 
 if __name__ == "__main__":

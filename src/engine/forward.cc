@@ -486,7 +486,10 @@ Status StepProgram::Run(Pass& pass) const {
     // A fused run does not tell what its routers select.
     if (pass.routing != nullptr || !part.fused->Takes(pass.values)) continue;
     MARLIN_RETURN_IF_ERROR(CompleteHidden(pass));
-    MARLIN_RETURN_IF_ERROR(part.fused->Run(pass.values, pass.stream()));
+    MARLIN_RETURN_IF_ERROR(RunInWorkspace(
+        pass.device, pass.stream(), part.fused->WorkspaceBytes(pass.values), [&](void* workspace) {
+          return part.fused->Run(pass.values, {pass.stream(), workspace});
+        }));
     MARLIN_RETURN_IF_ERROR(Ended(pass, StepPart::kFused));
     i += part.count;
   }

@@ -55,10 +55,10 @@ constexpr MakeGemm kMakers[] = {
 #undef MARLIN_CUDA_KERNEL
 };
 
-PersistentUse ReadPersistentUse() {
-  const auto given = ReadEnvironment("METAL_MARLIN_CUDA_PERSISTENT");
-  if (given && given->value == "0") return PersistentUse::kNever;
-  return given && given->value == "2" ? PersistentUse::kAll : PersistentUse::kTested;
+/// Whether an environment variable is set to 0.
+bool IsZero(const char* name) {
+  const auto given = ReadEnvironment(name);
+  return given && given->value == "0";
 }
 
 DeviceRates RatesOf(int device) {
@@ -102,7 +102,9 @@ class CudaBackend final : public Backend {
     MARLIN_ASSIGN_OR_RETURN(upload_, WeightUpload::Make(device_));
     MARLIN_ASSIGN_OR_RETURN(scratch_, SplitKScratch::Make(device_));
     MARLIN_ASSIGN_OR_RETURN(value_errors_, ValueErrors::Make(device_));
-    decoder_.emplace(device_, *value_errors_, *scratch_, shape_, ReadPersistentUse());
+    // Off for comparisons with the step's operations one by one.
+    const bool persistent = !IsZero("METAL_MARLIN_CUDA_PERSISTENT");
+    decoder_.emplace(device_, *value_errors_, *scratch_, shape_, persistent);
     MARLIN_RETURN_IF_ERROR(decoder_->Load());
     context_.emplace(LaunchContext{*device_, shape_, *scratch_, cublas_});
     return Status();

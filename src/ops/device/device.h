@@ -103,6 +103,17 @@ Status CheckHas(const Device& device, DecoderOperation operation);
 /// Checks that the device has a kernel of it. Errors: kUnsupported naming device and operation.
 Status CheckRunsItself(const Device& device, DecoderOperation operation);
 
+/// Returns run(workspace) in a workspace of the device of `bytes`; null if that is 0.
+template <typename Run>
+Status RunInWorkspace(const Device& device, void* stream, int64_t bytes, const Run& run) {
+  if (bytes == 0) return run(nullptr);
+  MARLIN_ASSIGN_OR_RETURN(const Workspace workspace,
+                          Internals::Impl(device).TakeWorkspace(stream, bytes));
+  Status status = run(workspace.data);
+  Internals::Impl(device).ReturnWorkspace(workspace);
+  return status;
+}
+
 /// Runs a validated call in `given`, which has the call's WorkspaceBytes, or if it is null in a
 /// workspace of the device.
 template <typename Call>
@@ -111,13 +122,10 @@ Status RunOperation(const Device& device, const Call& call, void* stream, void* 
   if (decoder == nullptr || !decoder->Has(kOperationOf<Call>)) {
     return CheckHas(device, kOperationOf<Call>);
   }
-  const int64_t bytes = decoder->WorkspaceBytes(call);
-  if (bytes == 0 || given != nullptr) return decoder->Run(call, {stream, given});
-  MARLIN_ASSIGN_OR_RETURN(const Workspace workspace,
-                          Internals::Impl(device).TakeWorkspace(stream, bytes));
-  Status status = decoder->Run(call, {stream, workspace.data});
-  Internals::Impl(device).ReturnWorkspace(workspace);
-  return status;
+  if (given != nullptr) return decoder->Run(call, {stream, given});
+  return RunInWorkspace(device, stream, decoder->WorkspaceBytes(call), [&](void* workspace) {
+    return decoder->Run(call, {stream, workspace});
+  });
 }
 
 }  // namespace marlin

@@ -43,12 +43,6 @@ inline constexpr DecoderOperation kOperationOf = Call::kHasNoRow;
 #include "plan/step/decoder_operations.def"
 #undef MARLIN_DECODER_OPERATION
 
-/// The stream and the workspace of one call.
-struct OperationContext {
-  void* stream = nullptr;     ///< As GemmOptions::stream.
-  void* workspace = nullptr;  ///< WorkspaceBytes of the call, aligned to 64 bytes.
-};
-
 /// One device's operations. Thread-safe; const calls have no visible state. A call enqueues its
 /// work on the stream; it neither waits for it nor reads device memory on the host, unless the
 /// device is the host.

@@ -298,16 +298,23 @@ struct StepValues {
   int64_t rows() const { return positions.dim(0); }
 };
 
+/// The stream and the workspace of one call.
+struct OperationContext {
+  void* stream = nullptr;     ///< As GemmOptions::stream.
+  void* workspace = nullptr;  ///< WorkspaceBytes of the call, aligned to 64 bytes.
+};
+
 /// A run of a step's operations as the device implements it.
 class FusedOperations {
  public:
   virtual ~FusedOperations() = default;
   /// Whether Run takes a step of these values; else the model runs the operations unfused.
   virtual bool Takes(const StepValues& /*values*/) const { return true; }
+  virtual int64_t WorkspaceBytes(const StepValues& /*values*/) const { return 0; }
   /// Enqueues the run on the stream. Thread-safe. The addresses in `values` change from call to
   /// call: a captured run copies the few values that it reads to memory of its own. Synchronize
   /// reports errors of values.
-  virtual Status Run(const StepValues& values, void* stream) const = 0;
+  virtual Status Run(const StepValues& values, const OperationContext& context) const = 0;
 };
 
 /// The first `count` of the offered operations; 0: none.

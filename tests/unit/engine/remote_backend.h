@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <map>
 #include <memory>
@@ -521,9 +522,18 @@ class FusedExperts final : public FusedOperations {
   FusedExperts(const RemoteDecoder& decoder, const ExpertsStep& step, Accuracy accuracy)
       : decoder_(decoder), host_(decoder.host()), step_(step), accuracy_(accuracy) {}
 
-  Status Run(const StepValues& values, void* /*stream*/) const override {
+  int64_t WorkspaceBytes(const StepValues& values) const override {
+    return values.normed.ByteCount();
+  }
+  Status Run(const StepValues& values, const OperationContext& context) const override {
     decoder_.CountFusedCall();
-    return decoder_.Put([this, x = Local(values.normed), ids = Local(values.expert_ids),
+    // The rows are read from the workspace, so that it has to be there, and large enough.
+    const MutableTensorView copy(context.workspace, values.normed.dtype(), values.normed.shape());
+    MARLIN_RETURN_IF_ERROR(decoder_.Put([from = Local(values.normed), to = Local(copy)] {
+      std::memcpy(to.data(), from.data(), static_cast<size_t>(from.ByteCount()));
+      return Status();
+    }));
+    return decoder_.Put([this, x = Local(copy), ids = Local(values.expert_ids),
                          weights = Local(values.expert_weights), hidden = Local(values.hidden)] {
       for (int64_t row = 0; row < x.dim(0); ++row) {
         const int64_t width = x.dim(1);

@@ -68,17 +68,12 @@ int64_t CudaDecoder::sampler_state_bytes(int64_t vocab) const { return SamplerSt
 
 Result<FusedRun> CudaDecoder::Fuse(const StepDescription& step,
                                    std::span<const StepOperation> operations) const {
-  if (persistent_ == PersistentUse::kNever) {
-    return FusedRun{0, nullptr, "METAL_MARLIN_CUDA_PERSISTENT is 0"};
-  }
+  if (!persistent_) return FusedRun{0, nullptr, "METAL_MARLIN_CUDA_PERSISTENT is 0"};
   if (!shape_.has_wgmma) {
     return FusedRun{0, nullptr, "the persistent kernel is for 9.0a"};
   }
-  if (persistent_ == PersistentUse::kTested && HasLatentAttention(step)) {
-    return FusedRun{0, nullptr, "latent attention: METAL_MARLIN_CUDA_PERSISTENT is not 2"};
-  }
   if (const auto* const attention = std::get_if<AttentionStep>(&operations.front())) {
-    return FuseLatentAttention(*pool_, errors_, scratch_, shape_, step, *attention);
+    return FuseLatentAttention(device_, errors_, scratch_, shape_, step, *attention);
   }
   return FusePersistent(*pool_, errors_, shape_, step, operations);
 }

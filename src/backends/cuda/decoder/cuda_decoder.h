@@ -1,7 +1,6 @@
 // The decoder operations on an NVIDIA GPU.
 #pragma once
 
-#include <cstdint>
 #include <memory>
 #include <utility>
 
@@ -15,18 +14,11 @@
 
 namespace marlin::cuda {
 
-/// The steps that may become launches of the persistent kernel (METAL_MARLIN_CUDA_PERSISTENT).
-enum class PersistentUse : uint8_t {
-  kNever,
-  kTested,  ///< Those whose tests have run on a GPU.
-  kAll,
-};
-
 class CudaDecoder final : public DecoderBackend {
  public:
-  /// All outlive the decoder.
+  /// All outlive the decoder. `persistent`: steps may become launches of the persistent kernel.
   CudaDecoder(std::shared_ptr<DeviceHandle> device, const ValueErrors& errors,
-              SplitKScratch& scratch, const DeviceShape& shape, PersistentUse persistent)
+              SplitKScratch& scratch, const DeviceShape& shape, bool persistent)
       : device_(std::move(device)),
         errors_(errors),
         scratch_(scratch),
@@ -61,7 +53,7 @@ class CudaDecoder final : public DecoderBackend {
   const ValueErrors& errors_;
   SplitKScratch& scratch_;
   const DeviceShape& shape_;
-  const PersistentUse persistent_;
+  const bool persistent_;
   const std::unique_ptr<PersistentPool> pool_;
 };
 

@@ -67,7 +67,9 @@ constexpr int MostMergedByReaders(PersistentForm form) {
 }
 /// Whether a router's sigmoids are selected by without its own code: several rows of attention have
 /// no registers for it.
-constexpr bool HasSigmoids(PersistentForm form) { return IsBetween(form); }
+constexpr bool HasSigmoids(PersistentForm form) {
+  return IsBetween(form) || form == PersistentForm::kGeneral;
+}
 /// Whether upper slots of the rings have a mixer's inputs meanwhile.
 constexpr bool SharesRing(PersistentForm form) { return !IsRows(form) && !IsBetween(form); }
 inline constexpr int kMostPersistentRows = 8;

@@ -15,7 +15,8 @@
 
 namespace marlin::cuda {
 
-/// As many bytes for every stream: exchange buffers and their clocks, or a run's workspace.
+/// As many bytes for every stream: exchange buffers and their clocks. A run of several launches
+/// cannot have its other memory here: threads enqueue their launches on one stream alternately.
 class StreamMemory {
  public:
   StreamMemory(std::shared_ptr<DeviceHandle> device, int64_t bytes)
@@ -38,8 +39,7 @@ class PersistentPool {
   explicit PersistentPool(std::shared_ptr<DeviceHandle> device) : device_(std::move(device)) {}
 
   const std::shared_ptr<DeviceHandle>& device() const { return device_; }
-  /// The memory of all runs with the same key (ExchangeKey, or of other numbers); with an empty
-  /// one, of this run alone.
+  /// The memory of all runs with the same key (ExchangeKey); with an empty one, of this run alone.
   std::shared_ptr<StreamMemory> Memory(const std::vector<int>& key, int64_t bytes);
   /// A copy of the bytes. Errors: kOutOfMemory, kDeviceLost.
   Result<std::shared_ptr<const DeviceMemory>> Copy(const std::vector<uint8_t>& data);

@@ -78,13 +78,13 @@ class PersistentSteps final : public FusedOperations {
            });
   }
 
-  Status Run(const StepValues& values, void* stream) const override {
+  Status Run(const StepValues& values, const OperationContext& context) const override {
     MARLIN_RETURN_IF_ERROR(device_->errors.Lost());
     const DeviceScope scope(device_->index);
     const PersistentForRows& found = *Find(values.rows());
     PersistentArguments args = found.arguments;
-    MARLIN_ASSIGN_OR_RETURN(uint8_t* const words,
-                            found.buffers->Of(static_cast<cudaStream_t>(stream)));
+    const auto stream = static_cast<cudaStream_t>(context.stream);
+    MARLIN_ASSIGN_OR_RETURN(uint8_t* const words, found.buffers->Of(stream));
     args.words = reinterpret_cast<uint32_t*>(words);
     args.clock = args.words + 2 * args.exchange.words;
     args.hidden = values.hidden.As<float>();
@@ -106,7 +106,7 @@ class PersistentSteps final : public FusedOperations {
       group.block_table = pages.block_tables.As<int32_t>();
       group.blocks = static_cast<int>(pages.block_tables.dim(1));
     }
-    return Check(Launch(args, found.function, static_cast<cudaStream_t>(stream)), "persistent");
+    return Check(Launch(args, found.function, stream), "persistent");
   }
 
  private:
@@ -240,7 +240,7 @@ bool HasStep(const StepDescription& step) {
 }
 
 ModelLayers LayersOf(const StepDescription& step) {
-  if (HasLatentAttention(step)) return ModelLayers::kBetween;
+  if (HasStep<LatentProjectStep>(step)) return ModelLayers::kBetween;
   return HasStep<GatedDeltaStep>(step) ? ModelLayers::kHybrid : ModelLayers::kAttention;
 }
 
@@ -358,8 +358,6 @@ class RunLayers {
 };
 
 }  // namespace
-
-bool HasLatentAttention(const StepDescription& step) { return HasStep<LatentProjectStep>(step); }
 
 Result<FusedRun> FusePersistent(PersistentPool& pool, const ValueErrors& errors,
                                 const DeviceShape& shape, const StepDescription& step,

@@ -1,10 +1,7 @@
 #include "backends/cuda/attention/latent/latent_steps.h"
 
 #include <algorithm>
-#include <bit>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <utility>
 
 #include "backends/cuda/attention/latent/prepare_latents.h"
@@ -28,11 +25,42 @@ MutableTensorView Columns(void* rows, int64_t count, int64_t heads, int64_t stri
           {heads * stride, stride, 1}};
 }
 
+/// Attention of a step's queries in the space of the latents. The queries, and then the results,
+/// are at the beginning of a workspace.
+struct LatentAttention {
+  LatentAttention(const AttentionStep& step, const StepValues& values, uint8_t* workspace)
+      : cache(step.cache), options(step.options) {
+    const StepPages& pages = values.pages[step.cache_group];
+    cache.slabs = pages.slabs;
+    rows = {values.positions, values.first_rows, pages.block_tables};
+    queries = {workspace, DType::kF32, {values.rows(), step.heads, cache.key_dim}};
+    uint8_t* const after = workspace == nullptr ? nullptr : workspace + BytesOf(queries);
+    mixed = {after, DType::kF32, {values.rows(), step.heads, cache.value_dim}};
+  }
+
+  PagedAttentionCall Call() const { return {queries, rows, cache, mixed, options}; }
+  /// Of queries and results.
+  int64_t bytes() const { return BytesOf(queries) + BytesOf(mixed); }
+  static int64_t BytesOf(const MutableTensorView& view) {
+    return RoundUp(view.ByteCount(), kBufferAlignment);
+  }
+
+  PagedCache cache;
+  const AttentionOptions& options;
+  SequenceRows rows;
+  MutableTensorView queries;
+  MutableTensorView mixed;
+};
+
 class LatentSteps final : public FusedOperations {
  public:
-  LatentSteps(PersistentPool& pool, const ValueErrors& errors, SplitKScratch& scratch,
-              const DeviceShape& shape, const AttentionStep& step)
-      : pool_(pool), errors_(errors), scratch_(scratch), shape_(shape), step_(step) {}
+  LatentSteps(std::shared_ptr<DeviceHandle> device, const ValueErrors& errors,
+              SplitKScratch& scratch, const DeviceShape& shape, const AttentionStep& step)
+      : device_(std::move(device)),
+        errors_(errors),
+        scratch_(scratch),
+        shape_(shape),
+        step_(step) {}
 
   bool Takes(const StepValues& values) const override {
     const StepPages& pages = values.pages[step_.cache_group];
@@ -40,110 +68,83 @@ class LatentSteps final : public FusedOperations {
            std::ssize(pages.slabs) <= kMostSlabParameters;
   }
 
-  Status Run(const StepValues& values, void* stream) const override {
-    const std::shared_ptr<DeviceHandle>& device = pool_.device();
-    MARLIN_RETURN_IF_ERROR(device->errors.Lost());
-    const DeviceScope scope(device->index);
-    const StepPages& pages = values.pages[step_.cache_group];
-    PagedCache cache = step_.cache;
-    cache.slabs = pages.slabs;
-    const SequenceRows sequences = {values.positions, values.first_rows, pages.block_tables};
-    const int64_t rows = values.rows();
-    const int64_t rank = cache.value_dim;
-    const auto bytes_of = [&](int64_t width) {
-      return RoundUp(rows * step_.heads * width * int64_t{sizeof(float)}, kBufferAlignment);
-    };
-    const int64_t wide_bytes = bytes_of(cache.key_dim);
-    const int64_t mixed_bytes = bytes_of(rank);
-    MutableTensorView wide(nullptr, DType::kF32, {rows, step_.heads, cache.key_dim});
-    MutableTensorView mixed(nullptr, DType::kF32, {rows, step_.heads, rank});
-    const int64_t workspace =
-        WorkspaceBytes(PagedAttentionCall{wide, sequences, cache, mixed, step_.options}, shape_);
-    MARLIN_ASSIGN_OR_RETURN(uint8_t* const memory,
-                            MemoryOf(wide_bytes + mixed_bytes + workspace, stream));
-    wide = {memory, DType::kF32, {rows, step_.heads, cache.key_dim}};
-    mixed = {memory + wide_bytes, DType::kF32, {rows, step_.heads, rank}};
-    const CallContext context = {static_cast<cudaStream_t>(stream),
-                                 memory + wide_bytes + mixed_bytes,
+  int64_t WorkspaceBytes(const StepValues& values) const override {
+    const LatentAttention attention(step_, values, nullptr);
+    return attention.bytes() + cuda::WorkspaceBytes(attention.Call(), shape_);
+  }
+
+  Status Run(const StepValues& values, const OperationContext& operation) const override {
+    MARLIN_RETURN_IF_ERROR(device_->errors.Lost());
+    const DeviceScope scope(device_->index);
+    auto* const memory = static_cast<uint8_t*>(operation.workspace);
+    const LatentAttention attention(step_, values, memory);
+    const CallContext context = {static_cast<cudaStream_t>(operation.stream),
+                                 memory + attention.bytes(),
                                  errors_.view(),
-                                 device->errors,
+                                 device_->errors,
                                  scratch_,
                                  shape_};
-    PrepareLatentsArguments prepare = PrepareOf(values, sequences, cache, memory);
+    const int64_t rows = values.rows();
+    const int64_t wide = step_.cache.key_dim;
+    PrepareLatentsArguments prepare = PrepareOf(values, attention);
     MARLIN_RETURN_IF_ERROR(
-        context.Check(PagesOf(cache, context, &prepare.pages), "prepare_latents"));
+        context.Check(PagesOf(attention.cache, context, &prepare.pages), "prepare_latents"));
     const int64_t nope = step_.latent_keys.dim(2);
     const HeadProductOptions options;
     const MutableTensorView queries =
         Columns(values.projected.data(), rows, step_.heads, nope + step_.rope_dim, 0, nope);
-    MARLIN_RETURN_IF_ERROR(
-        RunPreparedProduct({queries, step_.latent_keys,
-                            Columns(memory, rows, step_.heads, cache.key_dim, 0, rank), options},
-                           prepare, context));
-    MARLIN_RETURN_IF_ERROR(
-        cuda::Run(PagedAttentionCall{wide, sequences, cache, mixed, step_.options}, context));
+    MARLIN_RETURN_IF_ERROR(RunPreparedProduct(
+        {queries, step_.latent_keys,
+         Columns(memory, rows, step_.heads, wide, 0, step_.cache.value_dim), options},
+        prepare, context));
+    MARLIN_RETURN_IF_ERROR(cuda::Run(attention.Call(), context));
     const MutableTensorView out(values.mixed.data(), values.mixed.dtype(),
                                 {rows, step_.heads, step_.latent_values.dim(1)});
-    return cuda::Run(HeadProductCall{mixed, step_.latent_values, out, options}, context);
+    return cuda::Run(HeadProductCall{attention.mixed, step_.latent_values, out, options}, context);
   }
 
  private:
   /// Without pages.
-  PrepareLatentsArguments PrepareOf(const StepValues& values, const SequenceRows& sequences,
-                                    const PagedCache& cache, void* wide) const {
+  PrepareLatentsArguments PrepareOf(const StepValues& values,
+                                    const LatentAttention& attention) const {
     const int64_t rows = values.rows();
     const int64_t nope = step_.latent_keys.dim(2);
     PrepareLatentsArguments args;
     args.queries = RowsOf(Columns(values.projected.data(), rows, step_.heads, nope + step_.rope_dim,
                                   nope, step_.rope_dim));
-    args.wide =
-        RowsOf(Columns(wide, rows, step_.heads, cache.key_dim, cache.value_dim, step_.rope_dim));
+    args.wide = RowsOf(Columns(attention.queries.data(), rows, step_.heads, step_.cache.key_dim,
+                               step_.cache.value_dim, step_.rope_dim));
     args.latents = RowsOf(values.latent);
     args.heads = static_cast<int>(step_.heads);
     args.rope = static_cast<int>(step_.rope_dim);
     args.rotary = RotaryOf(step_.rotary);
-    args.sequences = SequencesOf(sequences);
+    args.sequences = SequencesOf(attention.rows);
     args.errors = errors_.view();
     return args;
   }
 
-  /// Memory of a stream, which runs of other layers use, too. It is kept: recorded steps have its
-  /// address.
-  Result<uint8_t*> MemoryOf(int64_t bytes, void* stream) const {
-    const auto log2 = static_cast<int>(std::bit_width(static_cast<uint64_t>(bytes - 1)));
-    std::shared_ptr<StreamMemory> memory;
-    {
-      const std::lock_guard lock(mutex_);
-      std::shared_ptr<StreamMemory>& found = memory_[log2];
-      if (found == nullptr) found = pool_.Memory({-log2}, int64_t{1} << log2);
-      memory = found;
-    }
-    return memory->Of(static_cast<cudaStream_t>(stream));
-  }
-
-  PersistentPool& pool_;
+  const std::shared_ptr<DeviceHandle> device_;
   const ValueErrors& errors_;
   SplitKScratch& scratch_;
   const DeviceShape& shape_;
   const AttentionStep step_;
-  mutable std::mutex mutex_;
-  mutable std::map<int, std::shared_ptr<StreamMemory>> memory_;  ///< By log2 of the bytes.
 };
 
 }  // namespace
 
-Result<FusedRun> FuseLatentAttention(PersistentPool& pool, const ValueErrors& errors,
-                                     SplitKScratch& scratch, const DeviceShape& shape,
-                                     const StepDescription& step, const AttentionStep& attention) {
+Result<FusedRun> FuseLatentAttention(const std::shared_ptr<DeviceHandle>& device,
+                                     const ValueErrors& errors, SplitKScratch& scratch,
+                                     const DeviceShape& shape, const StepDescription& step,
+                                     const AttentionStep& attention) {
   const bool fuses = attention.rope_dim != 0 && attention.cache.values_in_keys &&
                      attention.query_scale.beta == 0.0F && step.accuracy == Accuracy::kDefault &&
                      step.determinism == Determinism::kDefault;
   if (!fuses) return FusedRun();
-  const DeviceScope scope(pool.device()->index);
+  const DeviceScope scope(device->index);
   for (const auto load : {LoadPrepareLatents, LoadPreparedProduct}) {
-    MARLIN_RETURN_IF_ERROR(pool.device()->errors.Check(load(), "prepare_latents"));
+    MARLIN_RETURN_IF_ERROR(device->errors.Check(load(), "prepare_latents"));
   }
-  return FusedRun{1, std::make_unique<LatentSteps>(pool, errors, scratch, shape, attention), {}};
+  return FusedRun{1, std::make_unique<LatentSteps>(device, errors, scratch, shape, attention), {}};
 }
 
 }  // namespace marlin::cuda
