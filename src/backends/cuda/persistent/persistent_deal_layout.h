@@ -66,6 +66,8 @@ class PhaseDeal {
     tiles_ = TilesBeforeUnit(end_) - tiles_before_;
   }
 
+  MARLIN_HOST_DEVICE int units() const { return end_ - first_; }
+
   /// Without the place of the tiles.
   MARLIN_HOST_DEVICE Schedule Header() const {
     Schedule header;

@@ -300,6 +300,7 @@ Support PersistentDescription::AddExperts(const LayerSteps& steps, PersistentLay
   }
   PhaseGemm& gates = layer->gemms[static_cast<int>(Phase::kGates)];
   PhaseGemm& down = layer->gemms[static_cast<int>(Phase::kDown)];
+  const size_t first = experts_.size();
   for (const StepMlp& mlp : experts) {
     PhaseGemm its_gates;
     PhaseGemm its_down;
@@ -319,6 +320,8 @@ Support PersistentDescription::AddExperts(const LayerSteps& steps, PersistentLay
   if (const Support support = AddShared(*steps.experts, &gates, &down); !support.ok()) {
     return support;
   }
+  layer->down_biases = std::any_of(experts_.begin() + static_cast<ptrdiff_t>(first), experts_.end(),
+                                   [](const auto& expert) { return expert.down_bias != nullptr; });
   // Each expert has its own.
   gates.bias = nullptr;
   down.bias = nullptr;

@@ -214,6 +214,7 @@ struct alignas(16) PersistentLayer {
   const float* router = nullptr;              ///< [experts, hidden]
   const float* router_bias = nullptr;
   const float* choice_bias = nullptr;
+  int down_biases = 0;  ///< 1: PersistentExpert::down_bias of some experts is not null.
   /// A gated delta net's writes, then its decays: [2][value_heads][hidden]; null: there is none.
   const float* delta_rows = nullptr;
   const float* conv = nullptr;        ///< As GatedDeltaWeights.

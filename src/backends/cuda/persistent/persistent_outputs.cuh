@@ -58,7 +58,7 @@ class PersistentOutputs {
       bias = expert.gate_bias;
     } else if (adds_bias) {
       // The multipliers are in the inputs.
-      finish.bias = BiasOfDowns(n);
+      if (layer.down_biases != 0) finish.bias = BiasOfDowns(n);
     }
     if (bias != nullptr && adds_bias) finish.bias += bias[unit.side * gemm.n + n];
     return finish;

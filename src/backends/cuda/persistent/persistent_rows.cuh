@@ -87,13 +87,17 @@ class PersistentRows : private RowsPart {
       if (which == Phase::kGates) Route(phase);
       if (kBetween && which == Phase::kOut && phase != args_.first_phase) {
         RowsQueries(args_).FindFactors(phase);
+        // They are read before the barrier that follows the products.
+        SyncFirst<kPersistentThreads>();
       }
       const PhaseStart start = PhaseStart::Of<kForm>(tables_, phase);
       // A norm needs all k.
       MultiplyPhase<kKind, kForm>(args_, phase, start,
                                   normalizes ? 0 : start.schedule->first_k_tile, ring_);
+      const RowsOutputs outputs(args_, phase, *start.schedule);
+      const RowsOutputs::Output output = outputs.FindFirst<kForm>();
       SyncFirst<kPersistentThreads>();
-      RowsOutputs(args_).Publish<kForm>(phase, *start.schedule);
+      outputs.Publish<kForm>(output);
     }
     Finish();
   }
@@ -158,14 +162,21 @@ class PersistentRows : private RowsPart {
     // Copies need the headers; the units are filled in while the first tiles are copied.
     const PhaseGemm& gates = layer.gemms[static_cast<int>(Phase::kGates)];
     const PhaseGemm& down = layer.gemms[static_cast<int>(Phase::kDown)];
-    const int tasks = Rows().tasks;
-    if (thread_ == 0) *ExpertSchedule(args_, gates) = DealOf(args_, gates, tasks).Header();
-    if (thread_ == kHalf) *ExpertSchedule(args_, down) = DealOf(args_, down, tasks).Header();
+    const bool has_gates = thread_ < kHalf;
+    const PhaseGemm& gemm = has_gates ? gates : down;
+    const int thread = has_gates ? thread_ : thread_ - kHalf;
+    Schedule* const schedule = ExpertSchedule(args_, gemm);
+    const PhaseDeal deal(gemm, args_.rows, Rows().tasks, static_cast<int>(blockIdx.x),
+                         static_cast<int>(gridDim.x));
+    if (thread == 0) *schedule = deal.Header();
     SyncFirst<kPersistentThreads>();
     AllowCopies(Phase::kGates);
     AllowCopies(Phase::kDown);
-    const bool has_gates = thread_ < kHalf;
-    DealUnits(args_, has_gates ? gates : down, tasks, has_gates ? thread_ : thread_ - kHalf, kHalf);
+    auto* const units = reinterpret_cast<ScheduledUnit*>(schedule + 1);
+#pragma unroll 1
+    for (int i = thread; i < deal.units(); i += kHalf) units[i] = deal.Unit(i);
+    // They are read before the barrier that follows the products.
+    SyncFirst<kPersistentThreads>();
   }
 
   MARLIN_DEVICE LatentProjections ProjectionsOf(int phase) const {

@@ -36,7 +36,12 @@ class RowsInputs : private RowsPart {
     // again.
 #pragma unroll 1
     for (int at = 0; at < max(router_rows, 1); ++at) {
-      GatherOnce(Words(index) + args_.exchange.inputs[which], Tag(index), at, router_rows);
+      const uint32_t* const words = Words(index) + args_.exchange.inputs[which];
+      if (args_.rows <= kFewRows) {
+        GatherOnce<kFewRows>(words, Tag(index), at, router_rows);
+      } else {
+        GatherOnce<kMostPersistentRows>(words, Tag(index), at, router_rows);
+      }
     }
     if (warp_ < args_.rows) {
       FindFactor(squares, found, Tag(index), attends ? layer.attention_epsilon : layer.mlp_epsilon);
@@ -47,20 +52,11 @@ class RowsInputs : private RowsPart {
   /// All rows of attention's results that the CTA's units need.
   MARLIN_DEVICE void GatherMixed(const uint32_t* mixed, int features, const Schedule& schedule,
                                  uint32_t tag) const {
-    const int first_quad = schedule.first_k_tile * (kTileK / 4);
-    const int end_quad = schedule.end_k_tile * (kTileK / 4);
-    const int quads = min(features / 4, end_quad) - first_quad;
-#pragma unroll 1
-    for (int quad = thread_; quad < quads; quad += kPersistentThreads) {
-      const AwaitedQuads<kMostPersistentRows, Polls::kFirst> rows(
-          mixed + 4 * (first_quad + quad), tag, [&](int r) { return r * features; },
-          [&](int r) { return r < args_.rows; });
-#pragma unroll
-      for (int r = 0; r < kMostPersistentRows; ++r) {
-        if (r < args_.rows) StoreActivations(args_, quad, rows.Value(r), r);
-      }
+    if (args_.rows <= kFewRows) {
+      GatherMixedRows<kFewRows>(mixed, features, schedule, tag);
+    } else {
+      GatherMixedRows<kMostPersistentRows>(mixed, features, schedule, tag);
     }
-    FillTile(max(quads, 0), end_quad - first_quad);
   }
 
   /// The gated activation of the inputs that the CTA's units need; of an expert times its weight,
@@ -124,24 +120,46 @@ class RowsInputs : private RowsPart {
 
  private:
   static constexpr int kSquaresAtOnce = 4;
+  /// Code for few rows tests no others each time that it polls.
+  static constexpr int kFewRows = 2;
+
+  template <int kMost>
+  MARLIN_DEVICE void GatherMixedRows(const uint32_t* mixed, int features, const Schedule& schedule,
+                                     uint32_t tag) const {
+    const int first_quad = schedule.first_k_tile * (kTileK / 4);
+    const int end_quad = schedule.end_k_tile * (kTileK / 4);
+    const int quads = min(features / 4, end_quad) - first_quad;
+#pragma unroll 1
+    for (int quad = thread_; quad < quads; quad += kPersistentThreads) {
+      const AwaitedQuads<kMost, Polls::kFirst> rows(
+          mixed + 4 * (first_quad + quad), tag, [&](int r) { return r * features; },
+          [&](int r) { return r < args_.rows; });
+#pragma unroll
+      for (int r = 0; r < kMost; ++r) {
+        if (r < args_.rows) StoreActivations(args_, quad, rows.Value(r), r);
+      }
+    }
+    FillTile(max(quads, 0), end_quad - first_quad);
+  }
 
   /// Stores the activations, the first time, and the warp's part of the dot products of router row
   /// `at`, if there is one.
+  template <int kMost>
   MARLIN_DEVICE void GatherOnce(const uint32_t* words, uint32_t tag, int at,
                                 int router_rows) const {
     const int quads = args_.features / 4;
     const auto* const router =
         reinterpret_cast<const float4*>(Memory() + args_.shared.router) + at * quads;
-    float dots[kMostPersistentRows] = {};
+    float dots[kMost] = {};
 #pragma unroll 1
     for (int i = thread_; i < quads; i += kPersistentThreads) {
-      const AwaitedQuads<kMostPersistentRows, Polls::kFirst> rows(
+      const AwaitedQuads<kMost, Polls::kFirst> rows(
           words + 4 * i, tag, [&](int r) { return r * args_.features; },
           [&](int r) { return r < args_.rows; });
       float4 w = {0.0f, 0.0f, 0.0f, 0.0f};
       if (router_rows > 0) w = router[i];
 #pragma unroll
-      for (int r = 0; r < kMostPersistentRows; ++r) {
+      for (int r = 0; r < kMost; ++r) {
         if (r >= args_.rows) break;
         const float4 y = rows.Value(r);
         if (at == 0) StoreActivations(args_, i, y, r);
@@ -150,7 +168,7 @@ class RowsInputs : private RowsPart {
     }
     if (router_rows == 0) return;
 #pragma unroll
-    for (int r = 0; r < kMostPersistentRows; ++r) {
+    for (int r = 0; r < kMost; ++r) {
       if (r >= args_.rows) break;
       const float sum = WarpSum(dots[r]);
       if (lane_ == 0) Rows().dots[at][r][warp_] = sum;

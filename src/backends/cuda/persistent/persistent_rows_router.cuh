@@ -297,22 +297,9 @@ class RowsChoice {
   int thread_;
 };
 
-/// The CTA's part of a phase of experts, of which `tasks` are selected.
-MARLIN_DEVICE PhaseDeal DealOf(const PersistentArguments& args, const PhaseGemm& gemm, int tasks) {
-  return PhaseDeal(gemm, args.rows, tasks, static_cast<int>(blockIdx.x),
-                   static_cast<int>(gridDim.x));
-}
+/// Where a phase of experts has the CTA's part.
 MARLIN_DEVICE Schedule* ExpertSchedule(const PersistentArguments& args, const PhaseGemm& gemm) {
   return reinterpret_cast<Schedule*>(Memory() + args.shared.schedules + gemm.schedule);
-}
-/// Fills in its units, after the header. `thread`: of `threads` that do it.
-MARLIN_DEVICE void DealUnits(const PersistentArguments& args, const PhaseGemm& gemm, int tasks,
-                             int thread, int threads) {
-  Schedule* const schedule = ExpertSchedule(args, gemm);
-  if (thread >= schedule->units) return;
-  const PhaseDeal deal = DealOf(args, gemm, tasks);
-  auto* const units = reinterpret_cast<ScheduledUnit*>(schedule + 1);
-  for (int i = thread; i < schedule->units; i += threads) units[i] = deal.Unit(i);
 }
 
 }  // namespace marlin::cuda
