@@ -354,6 +354,7 @@ class Model {
     }
     ASSERT_TRUE(found.has_value());
     args_ = *found;
+    args_.activation_factor = ActivationFactorOf(CodeKind::kFp4);
     args_.layers = tables_.data();
     args_.layer_count = kLayers;
     args_.end_phase = kLayers * kPhases;

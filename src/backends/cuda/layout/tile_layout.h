@@ -165,5 +165,10 @@ MARLIN_HOST_DEVICE constexpr CodeExponents ExponentsOf(CodeKind kind, bool bf16)
       return bf16 ? CodeExponents{0, 16} : CodeExponents{0, 1};
   }
 }
+/// Codes that decode to tiny numbers are multiplied by activations times 2 to this, so that sums
+/// stay in the range of fp32 for activations below 2^63.
+MARLIN_HOST_DEVICE constexpr int ActivationExponentOf(const CodeExponents& exponents) {
+  return exponents.decode < -64 ? 64 : 0;
+}
 
 }  // namespace marlin::cuda

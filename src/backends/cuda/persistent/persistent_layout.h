@@ -487,6 +487,7 @@ struct PersistentArguments {
   PersistentForm form = PersistentForm::kToken;
   int rows = 1;
   int activation_stride = 0;  ///< Bytes of a row's activations.
+  float activation_factor = 1;  ///< ActivationFactorOf the weights' codes.
   bool output_gate = false;   ///< As AttentionStep.
   unsigned key_groups = 0;    ///< A bit for every cache group of keys.
   int attention_layers = 0;   ///< In the run.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <iterator>
 #include <map>
@@ -735,6 +736,10 @@ std::optional<PersistentArguments> LayOutPersistent(const PersistentArguments& s
                                                                : LayOutShared;
   if (!lay_out(most, blocks, shared_bytes, &args)) return std::nullopt;
   return args;
+}
+
+float ActivationFactorOf(CodeKind kind) {
+  return std::ldexp(1.0F, ActivationExponentOf(ExponentsOf(kind, /*bf16=*/true)));
 }
 
 std::vector<int> ExchangeKey(const PersistentArguments& args,

@@ -131,6 +131,7 @@ class PersistentSteps final : public FusedOperations {
     PersistentForRows loaded;
     PersistentArguments& args = loaded.arguments;
     args = plan->arguments;
+    args.activation_factor = ActivationFactorOf(kind);
     loaded.function = FunctionOf<PersistentKernels>({kind}, {args.form});
     MARLIN_RETURN_IF_ERROR(Check(AllowAllShared(loaded.function), "persistent"));
     SetAddresses(args, plan->layers);

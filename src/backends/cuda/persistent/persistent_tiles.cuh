@@ -138,7 +138,9 @@ MARLIN_DEVICE const ScheduledUnit& UnitAt(const Schedule& schedule, int number) 
 MARLIN_DEVICE void StoreActivations(const PersistentArguments& args, int quad, const float4& v,
                                     int row = 0) {
   uint8_t* const first = Memory() + args.shared.activations + row * args.activation_stride;
-  reinterpret_cast<uint2*>(first)[quad] = {Bf16x2::Pack(v.x, v.y), Bf16x2::Pack(v.z, v.w)};
+  const float factor = args.activation_factor;
+  reinterpret_cast<uint2*>(first)[quad] = {Bf16x2::Pack(v.x * factor, v.y * factor),
+                                           Bf16x2::Pack(v.z * factor, v.w * factor)};
 }
 
 /// The gated activation of four gates and ups, times `factor`.
@@ -595,7 +597,9 @@ MARLIN_DEVICE void MultiplyTiles(const PersistentArguments& args, const PhaseGem
   const TileLane tile_lane(lane);
   const DecodeTable<kKind, T> table(gemm.weights);
   const ParameterMode mode = ParameterModeOf<kKind, T>(gemm.weights);
-  constexpr float kUnit = GroupSums<kKind, T, kUse>::kUnit;
+  using Group = GroupSums<kKind, T, kUse>;
+  // All activations are multiplied by 2^kActivationExponent, once.
+  constexpr float kUnit = Group::kUsed ? Group::kUnit : PowerOfTwo(-Group::kActivationExponent);
   float acc[2][1][4] = {};
   int open = -1;
   const auto flush = [&] { StoreSums<kForm>(args, open, acc, kUnit, sums); };
@@ -612,8 +616,8 @@ MARLIN_DEVICE void MultiplyTiles(const PersistentArguments& args, const PhaseGem
     }
     const uint32_t rows[1] = {mine + k_tile * (kTileK * 2)};
     const uint32_t at = ring.Await(is_low);
-    TileProduct<kKind, T, kUse, 1, 1>::template Run<kGroups>(at, layout, rows, tile_lane, mode,
-                                                             table, acc, [&] { ring.Release(); });
+    TileProduct<kKind, T, kUse, 1, 1>::template Run<kGroups, true>(
+        at, layout, rows, tile_lane, mode, table, acc, [&] { ring.Release(); });
   };
   if constexpr (kRows) {
     // Columns that no row has are multiplied by the first one's values, and not stored.

@@ -45,9 +45,7 @@ struct GroupSums {
       kKind != CodeKind::kDense16 &&
       (kUse == ParameterUse::kOneScale || (kSeveralGroups && kUse == ParameterUse::kScales));
   static constexpr CodeExponents kExponents = ExponentsOf(kKind, T::kIsBf16);
-  /// Codes that decode to tiny numbers are multiplied by activations x 2^64, so that sums stay in
-  /// the range of fp32 for activations below 2^63.
-  static constexpr int kActivationExponent = kExponents.decode < -64 ? 64 : 0;
+  static constexpr int kActivationExponent = ActivationExponentOf(kExponents);
 
   static MARLIN_DEVICE void ScaleActivations(uint32_t (&tokens)[4]) {
     if constexpr (kActivationExponent != 0) {
@@ -127,8 +125,9 @@ struct TileProduct {
 
   /// Calls `release` once, when the tile has been read: with one group that is before most of the
   /// MMAs, so that the stage is nearly always being refilled. `kGroups`: the tile's groups, if they
-  /// are known; 0: they are the view's.
-  template <int kGroups = 0, typename Release>
+  /// are known; 0: they are the view's. `kInRange`: activations are multiplied by
+  /// 2^kActivationExponent already.
+  template <int kGroups = 0, bool kInRange = false, typename Release>
   static MARLIN_DEVICE void Run(uint32_t tile, const TileView& view,
                                 const uint32_t (&activations)[kOctets], const TileLane& lane,
                                 const ParameterMode& mode, const Table& table, Sums& acc,
@@ -155,7 +154,7 @@ struct TileProduct {
 #pragma unroll
       for (int o = 0; o < kOctets; ++o) {
         LoadMatrices(tokens[o], activations[o] + pair * 64);
-        if constexpr (Group::kUsed) Group::ScaleActivations(tokens[o]);
+        if constexpr (Group::kUsed && !kInRange) Group::ScaleActivations(tokens[o]);
       }
 #pragma unroll
       for (int step = 0; step < 2; ++step) {
