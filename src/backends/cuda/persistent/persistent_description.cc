@@ -35,6 +35,11 @@ PersistentArguments ShapeOf(const AttentionStep& step, int64_t hidden, Persisten
   return shape;
 }
 
+/// Whether the same code multiplies both.
+bool Alike(const PhaseGemm& a, const PhaseGemm& b) {
+  return SameTiles(a.weights, b.weights) && a.sides == b.sides && a.use == b.use;
+}
+
 PersistentExpert ExpertOf(const PhaseGemm& gates, const PhaseGemm& down) {
   return {
       gates.weights.tiles, gates.up_tiles,           down.weights.tiles,  gates.bias,
@@ -300,7 +305,6 @@ Support PersistentDescription::AddExperts(const LayerSteps& steps, PersistentLay
   }
   PhaseGemm& gates = layer->gemms[static_cast<int>(Phase::kGates)];
   PhaseGemm& down = layer->gemms[static_cast<int>(Phase::kDown)];
-  const size_t first = experts_.size();
   for (const StepMlp& mlp : experts) {
     PhaseGemm its_gates;
     PhaseGemm its_down;
@@ -310,18 +314,15 @@ Support PersistentDescription::AddExperts(const LayerSteps& steps, PersistentLay
       gates = its_gates;
       down = its_down;
     }
-    if (!SameTiles(gates.weights, its_gates.weights) || gates.sides != its_gates.sides ||
-        gates.use != its_gates.use || !SameTiles(down.weights, its_down.weights) ||
-        down.use != its_down.use) {
-      return {"experts in different tiles"};
-    }
+    if (!Alike(gates, its_gates) || !Alike(down, its_down)) return {"experts in different tiles"};
     experts_.push_back(ExpertOf(its_gates, its_down));
+    if (its_down.bias != nullptr) layer->down_biases = 1;
   }
   if (const Support support = AddShared(*steps.experts, &gates, &down); !support.ok()) {
     return support;
   }
-  layer->down_biases = std::any_of(experts_.begin() + static_cast<ptrdiff_t>(first), experts_.end(),
-                                   [](const auto& expert) { return expert.down_bias != nullptr; });
+  // The parts of the shared expert, if there is one, come last.
+  if (experts_.back().down_bias != nullptr) layer->down_biases = 1;
   // Each expert has its own.
   gates.bias = nullptr;
   down.bias = nullptr;

@@ -486,11 +486,11 @@ struct PersistentArguments {
   bool norms_after_rotary = false;  ///< The norms of queries and keys.
   PersistentForm form = PersistentForm::kToken;
   int rows = 1;
-  int activation_stride = 0;  ///< Bytes of a row's activations.
+  int activation_stride = 0;    ///< Bytes of a row's activations.
   float activation_factor = 1;  ///< ActivationFactorOf the weights' codes.
-  bool output_gate = false;   ///< As AttentionStep.
-  unsigned key_groups = 0;    ///< A bit for every cache group of keys.
-  int attention_layers = 0;   ///< In the run.
+  bool output_gate = false;     ///< As AttentionStep.
+  unsigned key_groups = 0;      ///< A bit for every cache group of keys.
+  int attention_layers = 0;     ///< In the run.
   int delta_layers = 0;
   int cache_bytes = 2;  ///< Bytes of an element of the KV cache: bf16, or 1 for e4m3.
   GateView gate;

@@ -11,7 +11,7 @@ class RowsOutputs : private RowsPart {
   MARLIN_DEVICE RowsOutputs(const PersistentArguments& args, int phase, const Schedule& schedule)
       : RowsPart(args), phase_(phase), schedule_(schedule) {}
 
-  /// What is known of outputs before their sums are there.
+  /// Place of outputs and all but their sums, which are not there yet.
   struct Output {
     int word = -1;  ///< Where they go, of the phase's words; negative: nowhere.
     int sums = 0;   ///< Where the first warp's sums are, in floats.

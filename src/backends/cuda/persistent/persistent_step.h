@@ -10,7 +10,6 @@
 
 namespace marlin::cuda {
 
-
 /// Fuses the layers that `operations` begins with, up to the head of the model or to attention that
 /// runs elsewhere, if the persistent kernel runs all of them; if not, the run is empty and says why
 /// (SupportsLayer, PersistentDescription). The run takes steps of up to eight rows. `errors`

@@ -39,7 +39,7 @@ struct LatentAttention {
   }
 
   PagedAttentionCall Call() const { return {queries, rows, cache, mixed, options}; }
-  /// Of queries and results.
+  /// Size of queries and results.
   int64_t bytes() const { return BytesOf(queries) + BytesOf(mixed); }
   static int64_t BytesOf(const MutableTensorView& view) {
     return RoundUp(view.ByteCount(), kBufferAlignment);
