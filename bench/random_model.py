@@ -541,8 +541,8 @@ def fp4_part(part: list[tuple[str, tuple[int, ...]]], weights: Weights, modules:
         stack = [stacks[module]] if is_expert else []
         modules[module] = {
             "format": code_format, "shape": [*stack, k, n], "group_size": group,
-            "scale_type": "e8m0" if is_mx else "fp16", "zeros": False, "zero_type": "fp16", "biases": False,
-            "global_scale": False, "global_scale_divides": False,
+            "scale_type": "e8m0" if is_mx else "fp16", "zeros": False, "zero_type": "fp16",
+            "biases": False, "global_scale": False, "global_scale_divides": False,
             "layer_class": layer_class, "source_layout": "out_in",
         }
         base = module.replace(".*.", ".").removesuffix("weight")
