@@ -14,7 +14,7 @@
 Needs PyTorch and safetensors. Weights are bf16, normal with a deviation of 1 / sqrt(in features),
 so that activations keep their size. With --fp4 the quantized directory itself is written, random
 codes with scales of that size, without the space and the time of the bf16 one; its tensors have no
-checksums. This needs libxxhash.
+checksums. This needs libxxhash. With --mxfp4, too, a scale of 32 codes is a power of two.
 
 With --predictable N, tokens follow each other in cycles of N: layers compute as always and add
 nothing, and the head knows the next token of each. Short cycles are texts for prompt lookup. The
@@ -548,7 +548,9 @@ def fp4_part(part: list[tuple[str, tuple[int, ...]]], weights: Weights, modules:
         base = module.replace(".*.", ".").removesuffix("weight")
         codes = torch.randint(-2**31, 2**31, (*stack, k * BITS[code_format] // 32, n),
                               dtype=torch.int32, device=weights.device)
-        size = 0.0 if weights.adds_nothing(module) else k**-0.5 / SIZES[code_format]
+        size = k**-0.5 / SIZES[code_format]
+        if weights.adds_nothing(module):
+            codes.zero_()
         scales = (torch.rand((*stack, k // group, n), device=weights.device) + 0.5) * size
         stored[base + "qweight"] = Stored("U32", codes.cpu())
         if is_mx:  # The biased exponents of powers of two, rounded down.

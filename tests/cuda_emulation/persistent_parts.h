@@ -35,8 +35,8 @@ class Floats {
 /// A matrix whose outputs are about as large as its inputs.
 class Matrix {
  public:
-  Matrix(int k, int n, int group_size, uint32_t seed)
-      : weights_({CodeKind::kFp4, k, n, group_size}, seed), k_(k), n_(n) {
+  Matrix(int k, int n, int group_size, uint32_t seed, ZeroKind zeros = ZeroKind::kNone)
+      : weights_({CodeKind::kFp4, k, n, group_size, zeros}, seed), k_(k), n_(n) {
     double squares = 0;
     for (int i = 0; i < k; ++i) squares += weights_.At(i, i % n) * weights_.At(i, i % n);
     factor_ = static_cast<float>(1 / std::sqrt(squares));

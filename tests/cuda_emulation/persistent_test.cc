@@ -48,8 +48,9 @@ struct ModelCase {
   int team_warps_log2 = 1;
   bool codes = false;  ///< The cache has e4m3.
   bool norms_after_rotary = false;
-  int rows = 1;       ///< The next tokens of as many texts.
-  bool errs = false;  ///< Its steps with errors are tested, too.
+  int rows = 1;                      ///< The next tokens of as many texts.
+  bool errs = false;                 ///< Its steps with errors are tested, too.
+  ZeroKind zeros = ZeroKind::kNone;  ///< Kind of zeros of queries, keys and values.
 
   int blocks() const { return std::max(4, 2 * rows); }
 };
@@ -61,7 +62,7 @@ struct Layer {
         mlp_norm(kFeatures, seed + 1, 1.0f),
         query_norm(kHeadDim, seed + 2, 1.0f),
         key_norm(kHeadDim, seed + 3, 1.0f),
-        qkv(kFeatures, kProjected, 64, seed + 4),
+        qkv(kFeatures, kProjected, 64, seed + 4, model.zeros),
         out(kMixed, kFeatures, 64, seed + 5),
         router((kExperts + 1) * kFeatures, seed + 6),
         choice_bias(kExperts, seed + 7) {
@@ -405,6 +406,7 @@ INSTANTIATE_TEST_SUITE_P(
     Models, PersistentEmulation,
     ::testing::Values(
         ModelCase{.name = "token", .form = PersistentForm::kToken},
+        ModelCase{.name = "biases", .form = PersistentForm::kToken, .zeros = ZeroKind::kBiases},
         ModelCase{.name = "hybrid",
                   .form = PersistentForm::kHybrid,
                   .parts = 2,

@@ -102,7 +102,7 @@ class CudaBackend final : public Backend {
     MARLIN_ASSIGN_OR_RETURN(upload_, WeightUpload::Make(device_));
     MARLIN_ASSIGN_OR_RETURN(scratch_, SplitKScratch::Make(device_));
     MARLIN_ASSIGN_OR_RETURN(value_errors_, ValueErrors::Make(device_));
-    // Off for comparisons with the step's operations one by one.
+    // Comparisons with the step's operations one by one turn it off.
     const bool persistent = !IsZero("METAL_MARLIN_CUDA_PERSISTENT");
     decoder_.emplace(device_, *value_errors_, *scratch_, shape_, persistent);
     MARLIN_RETURN_IF_ERROR(decoder_->Load());

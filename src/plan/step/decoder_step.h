@@ -310,6 +310,7 @@ class FusedOperations {
   virtual ~FusedOperations() = default;
   /// Whether Run takes a step of these values; else the model runs the operations unfused.
   virtual bool Takes(const StepValues& /*values*/) const { return true; }
+  /// Bytes of the workspace that Run gets for a step of these values, which it Takes; 0: null.
   virtual int64_t WorkspaceBytes(const StepValues& /*values*/) const { return 0; }
   /// Enqueues the run on the stream. Thread-safe. The addresses in `values` change from call to
   /// call: a captured run copies the few values that it reads to memory of its own. Synchronize

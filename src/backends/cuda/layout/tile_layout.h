@@ -166,7 +166,8 @@ MARLIN_HOST_DEVICE constexpr CodeExponents ExponentsOf(CodeKind kind, bool bf16)
   }
 }
 /// Codes that decode to tiny numbers are multiplied by activations times 2 to this, so that sums
-/// stay in the range of fp32 for activations below 2^63.
+/// stay in the range of fp32 for activations below 2^63; where every weight is multiplied by its
+/// scale (ParameterUse::kAll), the persistent kernel's do below 2^43.
 MARLIN_HOST_DEVICE constexpr int ActivationExponentOf(const CodeExponents& exponents) {
   return exponents.decode < -64 ? 64 : 0;
 }

@@ -65,8 +65,9 @@ constexpr bool HasSharedExperts(PersistentForm form) {
 constexpr int MostMergedByReaders(PersistentForm form) {
   return IsRows(form) || form == PersistentForm::kHybrid ? 1 : 4;
 }
-/// Whether a router's sigmoids are selected by without its own code: several rows of attention have
-/// no registers for it.
+/// Whether a router's sigmoids are selected by in fp32, without its own code, which has doubles:
+/// the forms of attention lack registers or room for that, except the general one of one row.
+/// Choices that are nearly the same may differ.
 constexpr bool HasSigmoids(PersistentForm form) {
   return IsBetween(form) || form == PersistentForm::kGeneral;
 }

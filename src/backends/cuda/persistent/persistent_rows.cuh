@@ -16,6 +16,7 @@
 #pragma once
 
 #include "backends/cuda/persistent/persistent_begin.cuh"
+#include "backends/cuda/persistent/persistent_deal_layout.h"
 #include "backends/cuda/persistent/persistent_rows_between.cuh"
 #include "backends/cuda/persistent/persistent_rows_inputs.cuh"
 #include "backends/cuda/persistent/persistent_rows_outputs.cuh"

@@ -33,6 +33,7 @@ class RowsOutputs : private RowsPart {
     const int which = phase_ % kPhases;
     const uint32_t tag = Tag(phase_ / kPhases);
     uint32_t* const words = Words(phase_ / kPhases) + args_.exchange.phases[which];
+    // Further outputs are found one after another: few phases have any.
 #pragma unroll 1
     for (int i = FirstOutput(); i < Outputs(); output = Find<kForm>(i)) {
       i += kPersistentThreads;
