@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,25 @@ def test_token_ids(client: httpx.Client, model: Model) -> None:
     assert made["choices"][0]["token_ids"] == [*TOKENS, TOKENS[0]]
 
 
+class SlowScheduler(FakeScheduler):
+    """Makes one pass after the last one's tokens have been read."""
+
+    def step(self, idle: float) -> list[Any]:
+        time.sleep(0.01)
+        return super().step(idle)
+
+
+def test_token_ids_of_characters_in_several_tokens(model: Model, folder: Path) -> None:
+    tokens = model.tokenizer.encode("日本")
+    assert len(tokens) > 2
+    body = {"messages": [USER], "max_tokens": len(tokens), "return_token_ids": True}
+    with served(app_of(make_engine(model, SlowScheduler(tokens)), folder)) as client:
+        assert post(client, CHAT, **body)["choices"][0]["token_ids"] == tokens
+        chunks = events(client.post(CHAT, json={**body, "stream": True}).text)
+    ids = [token for chunk in chunks for token in chunk["choices"][0].get("token_ids", [])]
+    assert ids == tokens
+
+
 def test_a_stop_string(client: httpx.Client, model: Model) -> None:
     whole = model.tokenizer.decode(TOKENS * 2)
     stop = whole[3:6]
@@ -150,16 +170,23 @@ def test_reasoning_and_calls(model: Model, folder: Path, tmp_path: Path) -> None
     tools = [{"type": "function", "function": {"name": "f"}}]
     body = {"messages": [USER], "tools": tools, "max_tokens": len(tokens), "logprobs": True}
     with served(app_of(engine, folder, tmp_path / "t.jinja")) as client:
-        choice = post(client, CHAT, **body)["choices"][0]
+        made = post(client, CHAT, **body)
+        choice = made["choices"][0]
         message = choice["message"]
         assert message["reasoning_content"] == "Let us see." and message["content"] == "A moment."
+        texts = [model.tokenizer.decode(tokens[: i + 1]) for i in range(len(tokens))]
+        reasoning = [text for text in texts if "see." not in text]
+        details = made["usage"]["completion_tokens_details"]
+        assert details == {"reasoning_tokens": len(reasoning) + 1}
         call = message["tool_calls"][0]
         assert call["type"] == "function" and call["id"]
         assert call["function"] == {"name": "f", "arguments": '{"a": [1, "b"]}'}
         # The scheduler of the test ends texts by their length alone.
         assert choice["finish_reason"] == "length"
         assert len(choice["logprobs"]["content"]) == len(tokens)
+        body["stream_options"] = {"include_usage": True}
         chunks = events(client.post(CHAT, json={**body, "stream": True}).text)
+    assert chunks.pop()["usage"]["completion_tokens_details"] == details
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
     calls = [delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta]
     assert calls[0]["function"]["name"] == "f" and calls[0]["id"] and calls[0]["index"] == 0

@@ -67,7 +67,7 @@ def make_app(engine: Engine, service: ChatService, options: AppOptions) -> FastA
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(options.cors_origins),
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=["X-Request-Id", "Retry-After"],
         )

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..chat_template import ChatTemplate, check_variables
 from ..errors import MalformedFileError
 from .call_form import CallForm, call_form
 from .conversation import checked_tools, template_messages, tool_choice
-from .deltas import ContentDelta, Delta, Finished, Piece, ReasoningDelta, ToolCallDelta, Usage
+from .deltas import (
+    ContentDelta,
+    Delta,
+    Finished,
+    Piece,
+    ReasoningCount,
+    ReasoningDelta,
+    ToolCallDelta,
+    Usage,
+    joined,
+)
 from .engine import Constraint, Engine, Text
 from .errors import ApiError, bad_request, unsupported
 from .formats import AnswerForm, form_of
@@ -130,11 +139,11 @@ class ChatService:
         """Submits the answers of a request. Errors: as `render` and `Engine.submit`."""
         tools = checked_tools(request.tools)
         choice = tool_choice(request.tool_choice, tools)
-        request = dataclasses.replace(request, tools=None if choice == "none" else tools)
+        request = replace(request, tools=None if choice == "none" else tools)
         rendered = await self.render(request)
         self._check_length(rendered)
         visible = self._format(request.tools).visible_special_tokens
-        settings = dataclasses.replace(request.settings, visible_special_tokens=visible)
+        settings = replace(request.settings, visible_special_tokens=visible)
         texts = [
             Text(rendered.ids, settings, await self._constraint(request, choice, rendered), copy)
             for copy in range(request.n)
@@ -193,6 +202,7 @@ class ChatAnswers:
         self._generations, self._parsers = generations, parsers
         self._several_calls = several_calls
         self._called = [False] * len(parsers)
+        self._reasoning = [ReasoningCount() for _ in parsers]
         self._token_ids: list[list[int]] = [[] for _ in parsers]
 
     @property
@@ -202,7 +212,10 @@ class ChatAnswers:
     @property
     def usage(self) -> Usage:
         """The tokens of all answers so far; the prompt counts once."""
-        each = [text.usage for text in self._generations.texts]
+        each = [
+            replace(text.usage, reasoning_tokens=count.tokens)
+            for text, count in zip(self._generations.texts, self._reasoning, strict=True)
+        ]
         return Usage.of(each[0].prompt_tokens, each[0].cached_tokens, each)
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Delta]]:
@@ -220,11 +233,18 @@ class ChatAnswers:
         self._generations.close()
 
     def _deltas(self, index: int, chunk: Chunk) -> list[Delta]:
-        parser = self._parsers[index]
+        parser, reasoning = self._parsers[index], self._reasoning[index]
         self._token_ids[index] += chunk.token_ids
-        pieces = list(parser.add(chunk.text))
+        pieces: list[Piece] = []
+        for i, text in enumerate(chunk.texts):
+            of_token = parser.add(text)
+            reasoning.add(1 if i < len(chunk.token_ids) else 0, of_token)
+            pieces += of_token
         if chunk.finish_reason is not None:
-            pieces += parser.finish()
+            rest = parser.finish()
+            reasoning.add(0, rest)
+            pieces += rest
+        pieces = joined(pieces)
         if not self._several_calls:
             # The client acts on the first call, and then asks again.
             pieces = [
@@ -236,7 +256,8 @@ class ChatAnswers:
         if chunk.finish_reason is not None:
             stopped = chunk.finish_reason == "stop"
             reason = "tool_calls" if stopped and self._called[index] else chunk.finish_reason
-            deltas.append(Finished(reason, chunk.usage, chunk.stop))
+            usage = replace(chunk.usage, reasoning_tokens=reasoning.tokens)
+            deltas.append(Finished(reason, usage, chunk.stop))
         return deltas
 
 
@@ -246,6 +267,6 @@ def _with_logprobs(pieces: list[Piece], chunk: Chunk) -> list[Piece]:
         return pieces
     for i, piece in enumerate(pieces):
         if isinstance(piece, ContentDelta | ReasoningDelta):
-            pieces[i] = dataclasses.replace(piece, logprobs=chunk.logprobs)
+            pieces[i] = replace(piece, logprobs=chunk.logprobs)
             return pieces
     return [ContentDelta("", chunk.logprobs), *pieces]

@@ -7,7 +7,7 @@ by kind, and tool calls by index, they are the whole answer; no piece is ever ta
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
@@ -64,7 +64,7 @@ class Usage:
     cached_tokens: int = 0
     """Tokens of the prompt that were not computed again."""
     reasoning_tokens: int = 0
-    """Tokens of the answer that are reasoning."""
+    """Tokens of the answer that are reasoning (ReasoningCount)."""
     drafted_tokens: int = 0
     """Tokens that were guessed and verified."""
     accepted_tokens: int = 0
@@ -77,6 +77,7 @@ class Usage:
             prompt_tokens,
             sum(text.completion_tokens for text in texts),
             cached_tokens,
+            sum(text.reasoning_tokens for text in texts),
             drafted_tokens=sum(text.drafted_tokens for text in texts),
             accepted_tokens=sum(text.accepted_tokens for text in texts),
         )
@@ -99,3 +100,45 @@ class Finished:
 Piece = ContentDelta | ReasoningDelta | ToolCallDelta
 """A part of an answer, without its end."""
 Delta = Piece | Finished
+
+
+def joined(pieces: Sequence[Piece]) -> list[Piece]:
+    """The same pieces, neighbours of one kind, or of one call, as one. Without logprobs."""
+    found: list[Piece] = []
+    for piece in pieces:
+        last = found[-1] if found else None
+        if isinstance(piece, ContentDelta) and isinstance(last, ContentDelta):
+            found[-1] = ContentDelta(last.text + piece.text)
+        elif isinstance(piece, ReasoningDelta) and isinstance(last, ReasoningDelta):
+            found[-1] = ReasoningDelta(last.text + piece.text)
+        elif (
+            isinstance(piece, ToolCallDelta)
+            and isinstance(last, ToolCallDelta)
+            and piece.index == last.index
+        ):
+            found[-1] = replace(last, arguments=last.arguments + piece.arguments)
+        else:
+            found.append(piece)
+    return found
+
+
+class ReasoningCount:
+    """Counts reasoning tokens. Tokens without text, such as marks and parts of characters, count
+    with the next text."""
+
+    def __init__(self) -> None:
+        self._counted = self._open = 0
+        self._reasons = False
+
+    def add(self, tokens: int, pieces: Sequence[Piece]) -> None:
+        """`pieces`: what the tokens completed."""
+        self._open += tokens
+        for piece in pieces:
+            self._reasons = isinstance(piece, ReasoningDelta)
+            self._counted += self._open if self._reasons else 0
+            self._open = 0
+
+    @property
+    def tokens(self) -> int:
+        """Reasoning tokens of the answer so far."""
+        return self._counted + (self._open if self._reasons else 0)

@@ -29,7 +29,9 @@ _REASONS: dict[str, Literal["stop", "length"]] = {
 class Chunk:
     """The piece of a text that one or more passes have added."""
 
-    text: str
+    texts: list[str] = field(default_factory=list)
+    """The text of every token, some of which is held back until a later one; with the last token
+    also the rest. One text where there is no token."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
@@ -41,6 +43,11 @@ class Chunk:
     """Of the text so far."""
     stop: str | None = None
     """The stop string that ended the text."""
+
+    @property
+    def text(self) -> str:
+        """The text of all tokens."""
+        return "".join(self.texts)
 
 
 class _StopFinder:
@@ -89,6 +96,8 @@ class Generation:
         self._complete = False
         self._error: BaseException | None = None
         self._count = self._cached = self._drafted = self._accepted = 0
+        # Tokens that have shown nothing yet, which the next chunk has: their texts and ids.
+        self._held: tuple[list[str], list[int]] = ([], [])
         self._submitted = group.started
         self._last: float | None = None
 
@@ -133,8 +142,8 @@ class Generation:
         return chunk
 
     def _read(self, events: list[Any]) -> Chunk | None:
-        pieces: list[str] = []
-        ids: list[int] = []
+        texts, ids = self._held
+        count = len(ids)
         logprobs: list[TokenLogprob] = []
         prompt_logprobs = reason = None
         for event in events:
@@ -146,8 +155,8 @@ class Generation:
                 ids.append(token)
                 if event.logprobs:
                     logprobs.append(self._logprob(token, event.logprobs[i]))
-                if token not in self._hidden:
-                    pieces.append(self._stops.add(self._stream.add(token)))
+                shown = token not in self._hidden
+                texts.append(self._stops.add(self._stream.add(token)) if shown else "")
                 if self._stops.found is not None:
                     break
             if event.ended == "error":
@@ -159,14 +168,16 @@ class Generation:
                 break
         if self._complete and reason is None:
             reason = "stop"
-        self._count += len(ids)
+        self._count += len(ids) - count
         if reason is not None:
-            pieces.append(self._finish(reason))
-        text = "".join(pieces)
-        if not text and not logprobs and prompt_logprobs is None and reason is None:
+            rest = self._finish(reason)
+            texts[-1:] = [texts[-1] + rest] if texts else [rest]
+        if not any(texts) and not logprobs and prompt_logprobs is None and reason is None:
+            self._held = (texts, ids)
             return None
+        self._held = ([], [])
         return Chunk(
-            text, ids, tuple(logprobs), prompt_logprobs, reason, self.usage, self._stops.found
+            texts, ids, tuple(logprobs), prompt_logprobs, reason, self.usage, self._stops.found
         )
 
     def _finish(self, reason: str) -> str:
