@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Callable, Generator, Sequence
 from typing import TypeVar
 
-from ..deltas import ContentDelta, Piece, ReasoningDelta, ToolCallDelta
+from ..deltas import ContentDelta, Piece, ReasoningDelta, ToolCallDelta, joined
 
 _T = TypeVar("_T")
 Steps = Generator[None, None, _T]
@@ -159,7 +159,7 @@ class Reader:
 
 
 class Sink:
-    """Collects the pieces of an answer; neighbours of one kind are joined."""
+    """Collects the pieces of an answer."""
 
     def __init__(self, make_id: Callable[[], str], *, trims: bool) -> None:
         """`trims`: the space around calls is no content."""
@@ -173,7 +173,7 @@ class Sink:
 
     def take(self) -> list[Piece]:
         pieces, self._pieces = self._pieces, []
-        return pieces
+        return joined(pieces)
 
     def end(self) -> None:
         """The space that was held back, unless it follows a call."""
@@ -186,10 +186,7 @@ class Sink:
             text = self._space + text
             kept = text.rstrip()
             self._space, text = text[len(kept) :], kept
-        last = self._pieces[-1] if self._pieces else None
-        if text and isinstance(last, ContentDelta):
-            self._pieces[-1] = ContentDelta(last.text + text)
-        elif text:
+        if text:
             self._pieces.append(ContentDelta(text))
 
     def reasoning(self, text: str) -> None:
@@ -197,10 +194,7 @@ class Sink:
         text = self._newlines + text
         kept = text.rstrip("\n")
         self._newlines, text = text[len(kept) :], kept
-        last = self._pieces[-1] if self._pieces else None
-        if text and isinstance(last, ReasoningDelta):
-            self._pieces[-1] = ReasoningDelta(last.text + text)
-        elif text:
+        if text:
             self._pieces.append(ReasoningDelta(text))
 
     def message(self, text: str, *, reasons: bool, first: bool) -> None:
@@ -225,9 +219,5 @@ class Sink:
 
     def arguments(self, text: str) -> None:
         """A piece of the arguments of the call that was begun last."""
-        last = self._pieces[-1] if self._pieces else None
-        if isinstance(last, ToolCallDelta) and text:
-            joined = last.arguments + text
-            self._pieces[-1] = ToolCallDelta(last.index, last.id, last.name, joined)
-        elif text:
+        if text:
             self._pieces.append(ToolCallDelta(self.calls - 1, arguments=text))

@@ -120,7 +120,7 @@ class RowsInputs : private RowsPart {
 
  private:
   static constexpr int kSquaresAtOnce = 4;
-  /// Code for few rows tests no others each time that it polls.
+  /// Gathers of so few rows have code of their own: a poll of eight takes a hundred instructions.
   static constexpr int kFewRows = 2;
 
   template <int kMost>
