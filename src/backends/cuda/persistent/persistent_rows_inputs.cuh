@@ -120,7 +120,8 @@ class RowsInputs : private RowsPart {
 
  private:
   static constexpr int kSquaresAtOnce = 4;
-  /// Gathers of so few rows have code of their own: a poll of eight takes a hundred instructions.
+  /// Gathers of at most this many rows are compiled separately: polling eight quads takes about a
+  /// hundred instructions.
   static constexpr int kFewRows = 2;
 
   template <int kMost>

@@ -1,6 +1,6 @@
 #include "backends/cuda/attention/latent/latent_steps.h"
 
-#include <algorithm>
+#include <iterator>
 #include <memory>
 #include <utility>
 
@@ -85,7 +85,6 @@ class LatentSteps final : public FusedOperations {
                                  scratch_,
                                  shape_};
     const int64_t rows = values.rows();
-    const int64_t wide = step_.cache.key_dim;
     PrepareLatentsArguments prepare = PrepareOf(values, attention);
     MARLIN_RETURN_IF_ERROR(
         context.Check(PagesOf(attention.cache, context, &prepare.pages), "prepare_latents"));
@@ -93,10 +92,10 @@ class LatentSteps final : public FusedOperations {
     const HeadProductOptions options;
     const MutableTensorView queries =
         Columns(values.projected.data(), rows, step_.heads, nope + step_.rope_dim, 0, nope);
-    MARLIN_RETURN_IF_ERROR(RunPreparedProduct(
-        {queries, step_.latent_keys,
-         Columns(memory, rows, step_.heads, wide, 0, step_.cache.value_dim), options},
-        prepare, context));
+    const MutableTensorView latent_queries = Columns(attention.queries.data(), rows, step_.heads,
+                                                     step_.cache.key_dim, 0, step_.cache.value_dim);
+    MARLIN_RETURN_IF_ERROR(RunPreparedProduct({queries, step_.latent_keys, latent_queries, options},
+                                              prepare, context));
     MARLIN_RETURN_IF_ERROR(cuda::Run(attention.Call(), context));
     const MutableTensorView out(values.mixed.data(), values.mixed.dtype(),
                                 {rows, step_.heads, step_.latent_values.dim(1)});
