@@ -5,16 +5,18 @@
     metal-marlin quantize /tmp/qwen3 -o /tmp/qwen3-fp4 --recipe default_moe
     metal-marlin bench model /tmp/qwen3-fp4 --device cuda
 
-    bench/random_model.py qwen3-30b-a3b --fp4 -o /tmp/qwen3-fp4
+    bench/random_model.py qwen3-30b-a3b --codes fp4 -o /tmp/qwen3-fp4
     metal-marlin bench load /tmp/qwen3-fp4 --device cuda
 
     bench/random_model.py moonlight-16b-a3b --predictable 163840 -o /tmp/moonlight
     metal-marlin bench model /tmp/moonlight --device cuda --speculate 8 --draft mtp
 
 Needs PyTorch and safetensors. Weights are bf16, normal with a deviation of 1 / sqrt(in features),
-so that activations keep their size. With --fp4 the quantized directory itself is written, random
+so that activations keep their size. With --codes the quantized directory itself is written, random
 codes with scales of that size, without the space and the time of the bf16 one; its tensors have no
-checksums. This needs libxxhash. With --mxfp4, too, a scale of 32 codes is a power of two.
+checksums. This needs libxxhash. The codes are fp4 with groups of 64 and of 128 (experts), as the
+recipe default_moe stores them; mxfp4, whose scales of 32 codes are powers of two; or int4, signed
+integers with groups of 128, as most GPTQ checkpoints have them.
 
 With --predictable N, tokens follow each other in cycles of N: layers compute as always and add
 nothing, and the head knows the next token of each. Short cycles are texts for prompt lookup. The
@@ -490,35 +492,39 @@ class Stored(NamedTuple):
 
 
 class Coded(NamedTuple):
-    """How the recipe default_moe stores a matrix."""
+    """How a matrix is stored; `format`: None for what --codes names."""
 
     layer_class: str
-    group: int
-    format: str = "fp4_e2m1"
+    group: int = 64
+    format: str | None = None
 
 
 CODED = {
-    "q_proj": Coded("attention_qkv", 64),
-    "k_proj": Coded("attention_qkv", 64),
-    "v_proj": Coded("attention_qkv", 64),
-    "o_proj": Coded("attention_out", 64),
-    "gate_proj": Coded("mlp_gate", 64),
-    "up_proj": Coded("mlp_up", 64),
-    "down_proj": Coded("mlp_down", 64),
-    "in_proj_qkv": Coded("attention_qkv", 64),
-    "in_proj_z": Coded("attention_qkv", 64),
-    "out_proj": Coded("attention_out", 64),
+    "q_proj": Coded("attention_qkv"),
+    "k_proj": Coded("attention_qkv"),
+    "v_proj": Coded("attention_qkv"),
+    "o_proj": Coded("attention_out"),
+    "gate_proj": Coded("mlp_gate"),
+    "up_proj": Coded("mlp_up"),
+    "down_proj": Coded("mlp_down"),
+    "in_proj_qkv": Coded("attention_qkv"),
+    "in_proj_z": Coded("attention_qkv"),
+    "out_proj": Coded("attention_out"),
     "embed_tokens": Coded("embedding", 64, "s8"),
     "lm_head": Coded("lm_head", 64, "int6"),
 }
 EXPERT = Coded("moe_expert", 128)
-BITS = {"fp4_e2m1": 4, "s8": 8, "int6": 6}
+BITS = {"fp4_e2m1": 4, "s4": 4, "s8": 8, "int6": 6}
 # The root of the mean square of all codes of a format.
-SIZES = {"fp4_e2m1": 2.9, "s8": 73.9, "int6": 18.5}
+SIZES = {"fp4_e2m1": 2.9, "s4": 4.6, "s8": 73.9, "int6": 18.5}
+# The format of --codes, and its group size where it is the same for all matrices.
+CODES: dict[str, tuple[str, int | None]] = {
+    "fp4": ("fp4_e2m1", None), "mxfp4": ("fp4_e2m1", 32), "int4": ("s4", 128),
+}
 
 
-def fp4_part(part: list[tuple[str, tuple[int, ...]]], weights: Weights, modules: dict[str, Any],
-             mx: bool) -> dict[str, Stored]:
+def coded_part(part: list[tuple[str, tuple[int, ...]]], weights: Weights, modules: dict[str, Any],
+               codes_name: str) -> dict[str, Stored]:
     """The stored tensors of a part; adds its modules, docs/formats/checkpoint.md."""
     stored: dict[str, Stored] = {}
     stacks: dict[str, int] = {}
@@ -535,9 +541,10 @@ def fp4_part(part: list[tuple[str, tuple[int, ...]]], weights: Weights, modules:
         matrices[module] = shape
     for module, (n, k) in matrices.items():
         is_expert = ".experts." in module
-        layer_class, group, code_format = EXPERT if is_expert else CODED[module.split(".")[-2]]
-        is_mx = mx and code_format == "fp4_e2m1"
-        group = 32 if is_mx else group
+        layer_class, group, own_format = EXPERT if is_expert else CODED[module.split(".")[-2]]
+        code_format, group_of_all = (own_format, None) if own_format else CODES[codes_name]
+        group = group_of_all or group
+        is_mx = own_format is None and codes_name == "mxfp4"
         stack = [stacks[module]] if is_expert else []
         modules[module] = {
             "format": code_format, "shape": [*stack, k, n], "group_size": group,
@@ -581,21 +588,21 @@ def save_stored(path: Path, tensors: dict[str, Stored]) -> int:
 def xxh3(data: bytes) -> str:
     found = ctypes.util.find_library("xxhash")
     if found is None:
-        raise SystemExit("random_model.py: --fp4 needs libxxhash")
+        raise SystemExit("random_model.py: --codes needs libxxhash")
     digest = ctypes.CDLL(found).XXH3_64bits
     digest.restype = ctypes.c_uint64
     digest.argtypes = (ctypes.c_char_p, ctypes.c_size_t)
     return f"xxh3:{digest(data, len(data)):016x}"
 
 
-def write_fp4(config: dict[str, Any], directory: Path, weights: Weights, mx: bool) -> None:
+def write_coded(config: dict[str, Any], directory: Path, weights: Weights, codes: str) -> None:
     parts = parts_of(config)
     modules: dict[str, Any] = {}
     weight_map: dict[str, str] = {}
     size = 0
     for i, part in enumerate(parts):
         file = f"model-{i + 1:05d}-of-{len(parts):05d}.safetensors"
-        tensors = fp4_part(part, weights, modules, mx)
+        tensors = coded_part(part, weights, modules, codes)
         size += save_stored(directory / file, tensors)
         weight_map.update(dict.fromkeys(tensors, file))
     quantization: dict[str, Any] = {
@@ -616,16 +623,12 @@ def main() -> None:
     parser.add_argument("shape", choices=sorted(SHAPES))
     parser.add_argument("-o", "--output", type=Path, required=True, help="a new directory")
     parser.add_argument("--layers", type=int, help="fewer layers than the published model has")
-    parser.add_argument("--fp4", action="store_true", help="write FP4 codes instead of bf16")
-    parser.add_argument("--mxfp4", action="store_true",
-                        help="with --fp4: groups of 32 whose scales are powers of two")
+    parser.add_argument("--codes", choices=sorted(CODES), help="write codes instead of bf16")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--vocab", type=int, help="another number of tokens")
     parser.add_argument("--predictable", type=int, metavar="N",
                         help="tokens follow each other in cycles of N")
     arguments = parser.parse_args()
-    if arguments.mxfp4 and not arguments.fp4:
-        parser.error("--mxfp4: needs --fp4")
     config = dict(SHAPES[arguments.shape])
     if arguments.layers is not None:
         config["num_hidden_layers"] = arguments.layers
@@ -642,8 +645,8 @@ def main() -> None:
     arguments.output.mkdir(parents=True)
     torch.manual_seed(arguments.seed)
     weights = Weights(arguments.predictable)
-    if arguments.fp4:
-        write_fp4(config, arguments.output, weights, arguments.mxfp4)
+    if arguments.codes is not None:
+        write_coded(config, arguments.output, weights, arguments.codes)
     else:
         write(config, arguments.output, weights)
 
