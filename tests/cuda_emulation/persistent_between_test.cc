@@ -218,7 +218,6 @@ class BetweenRun {
         LayOutPersistent(args_, tables_, schedules_, case_.blocks, 150000);
     ASSERT_TRUE(found.has_value());
     args_ = *found;
-    args_.activation_factor = ActivationFactorOf(CodeKind::kFp4);
     args_.layers = tables_.data();
     args_.schedules = schedules_.data.data();
     words_.resize(static_cast<size_t>(2 * args_.exchange.words + kClocks + 3) / 4);

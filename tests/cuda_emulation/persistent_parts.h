@@ -35,8 +35,9 @@ class Floats {
 /// A matrix whose outputs are about as large as its inputs.
 class Matrix {
  public:
-  Matrix(int k, int n, int group_size, uint32_t seed, ZeroKind zeros = ZeroKind::kNone)
-      : weights_({CodeKind::kFp4, k, n, group_size, zeros}, seed), k_(k), n_(n) {
+  Matrix(int k, int n, int group_size, uint32_t seed, ZeroKind zeros = ZeroKind::kNone,
+         CodeKind kind = CodeKind::kFp4)
+      : weights_({kind, k, n, group_size, zeros}, seed), kind_(kind), k_(k), n_(n) {
     double squares = 0;
     for (int i = 0; i < k; ++i) squares += weights_.At(i, i % n) * weights_.At(i, i % n);
     factor_ = static_cast<float>(1 / std::sqrt(squares));
@@ -56,7 +57,7 @@ class Matrix {
     PhaseGemm gemm;
     gemm.weights = weights_.view();
     gemm.weights.multiplier = weights_.Multiplier(true) * factor_;
-    gemm.use = UseOf(gemm.weights, CodeKind::kFp4);
+    gemm.use = UseOf(gemm.weights, kind_);
     gemm.n = n_;
     gemm.strips = (n_ + kStripOutputs - 1) / kStripOutputs;
     gemm.k_tiles = gemm.weights.tiles_of_strip;
@@ -65,6 +66,7 @@ class Matrix {
 
  private:
   TiledWeights weights_;
+  CodeKind kind_;
   int k_;
   int n_;
   float factor_;
@@ -78,10 +80,10 @@ struct Mlp {
   Matrix up;
   Matrix down;
 
-  Mlp(int features, int inner, int group_size, uint32_t seed)
-      : gate(features, inner, group_size, seed),
-        up(features, inner, group_size, seed + 1),
-        down(inner, features, group_size, seed + 2) {}
+  Mlp(int features, int inner, int group_size, uint32_t seed, CodeKind kind = CodeKind::kFp4)
+      : gate(features, inner, group_size, seed, ZeroKind::kNone, kind),
+        up(features, inner, group_size, seed + 1, ZeroKind::kNone, kind),
+        down(inner, features, group_size, seed + 2, ZeroKind::kNone, kind) {}
 
   Vector Run(const Vector& x) const {
     Vector h = gate.Product(x);

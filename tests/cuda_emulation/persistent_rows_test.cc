@@ -181,7 +181,6 @@ class Model {
     PersistentArguments args;
     args.form = rows > 1 ? PersistentForm::kRows : PersistentForm::kToken;
     args.rows = rows;
-    args.activation_factor = ActivationFactorOf(CodeKind::kFp4);
     args.features = kHidden;
     args.heads = kHeads;
     args.kv_heads = kind_.kv_heads;

@@ -23,7 +23,7 @@
 namespace marlin::cuda {
 namespace {
 
-constexpr int kFeatures = 256;
+constexpr int kFeatures = 320;  ///< Not whole tiles.
 constexpr int kHeads = 4;
 constexpr int kKvHeads = 2;
 constexpr int kHeadDim = 128;
@@ -50,7 +50,9 @@ struct ModelCase {
   bool norms_after_rotary = false;
   int rows = 1;                      ///< The next tokens of as many texts.
   bool errs = false;                 ///< Its steps with errors are tested, too.
-  ZeroKind zeros = ZeroKind::kNone;  ///< Kind of zeros of queries, keys and values.
+  ZeroKind zeros = ZeroKind::kNone;  ///< Kind of zeros of queries, keys and values,
+  int group_size = 64;               ///< and their group size.
+  CodeKind kind = CodeKind::kFp4;
 
   int blocks() const { return std::max(4, 2 * rows); }
 };
@@ -62,17 +64,19 @@ struct Layer {
         mlp_norm(kFeatures, seed + 1, 1.0f),
         query_norm(kHeadDim, seed + 2, 1.0f),
         key_norm(kHeadDim, seed + 3, 1.0f),
-        qkv(kFeatures, kProjected, 64, seed + 4, model.zeros),
-        out(kMixed, kFeatures, 64, seed + 5),
+        qkv(kFeatures, kProjected, model.group_size, seed + 4, model.zeros, model.kind),
+        out(kMixed, kFeatures, 64, seed + 5, ZeroKind::kNone, model.kind),
         router((kExperts + 1) * kFeatures, seed + 6),
         choice_bias(kExperts, seed + 7) {
     if (index == 0) {
-      mlps.emplace_back(kFeatures, kDenseInner, 64, seed + 8);
+      mlps.emplace_back(kFeatures, kDenseInner, 64, seed + 8, model.kind);
       return;
     }
     for (uint32_t e = 0; e < kExperts; ++e)
-      mlps.emplace_back(kFeatures, kInner, 128, seed + 10 + 3 * e);
-    if (model.parts > 0) shared.emplace_back(kFeatures, model.parts * kInner, 64, seed + 50);
+      mlps.emplace_back(kFeatures, kInner, 128, seed + 10 + 3 * e, model.kind);
+    if (model.parts > 0) {
+      shared.emplace_back(kFeatures, model.parts * kInner, 64, seed + 50, model.kind);
+    }
   }
 
   uint32_t seed;
@@ -156,17 +160,24 @@ class Model {
             seed};
   }
   void (*Kernel() const)(PersistentArguments) {
+    return case_.kind == CodeKind::kInt4 ? KernelOf<CodeKind::kInt4>() : KernelOf<CodeKind::kFp4>();
+  }
+  template <CodeKind kKind>
+  void (*KernelOf() const)(PersistentArguments) {
     switch (case_.form) {
       case PersistentForm::kToken:
-        return &PersistentKernel<CodeKind::kFp4, PersistentForm::kToken>;
+        return &PersistentKernel<kKind, PersistentForm::kToken>;
       case PersistentForm::kHybrid:
-        return &PersistentKernel<CodeKind::kFp4, PersistentForm::kHybrid>;
+        return &PersistentKernel<kKind, PersistentForm::kHybrid>;
       case PersistentForm::kRows:
-        return &PersistentKernel<CodeKind::kFp4, PersistentForm::kRows>;
+        return case_.rows > kMostLimbRows ? &PersistentKernel<kKind, PersistentForm::kRows, false>
+                                          : &PersistentKernel<kKind, PersistentForm::kRows>;
       case PersistentForm::kGeneralRows:
-        return &PersistentKernel<CodeKind::kFp4, PersistentForm::kGeneralRows>;
+        return case_.rows > kMostLimbRows
+                   ? &PersistentKernel<kKind, PersistentForm::kGeneralRows, false>
+                   : &PersistentKernel<kKind, PersistentForm::kGeneralRows>;
       default:
-        return &PersistentKernel<CodeKind::kFp4, PersistentForm::kGeneral>;
+        return &PersistentKernel<kKind, PersistentForm::kGeneral>;
     }
   }
   float Rounded(float x) const {
@@ -270,6 +281,7 @@ class Model {
 
   void Describe() {
     args_.form = case_.form;
+    args_.kind = case_.kind;
     args_.rows = case_.rows;
     args_.features = kFeatures;
     args_.heads = kHeads;
@@ -355,7 +367,6 @@ class Model {
     }
     ASSERT_TRUE(found.has_value());
     args_ = *found;
-    args_.activation_factor = ActivationFactorOf(CodeKind::kFp4);
     args_.layers = tables_.data();
     args_.layer_count = kLayers;
     args_.end_phase = kLayers * kPhases;
@@ -407,6 +418,37 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         ModelCase{.name = "token", .form = PersistentForm::kToken},
         ModelCase{.name = "biases", .form = PersistentForm::kToken, .zeros = ZeroKind::kBiases},
+        ModelCase{.name = "integers",
+                  .form = PersistentForm::kToken,
+                  .errs = true,
+                  .kind = CodeKind::kInt4},
+        ModelCase{.name = "integer_zeros",
+                  .form = PersistentForm::kToken,
+                  .zeros = ZeroKind::kZeros,
+                  .group_size = 16,
+                  .kind = CodeKind::kInt4},
+        ModelCase{.name = "integer_biases",
+                  .parts = 2,
+                  .gated = true,
+                  .zeros = ZeroKind::kBiases,
+                  .group_size = 32,
+                  .kind = CodeKind::kInt4},
+        ModelCase{.name = "integer_rows",
+                  .form = PersistentForm::kRows,
+                  .rows = 2,
+                  .zeros = ZeroKind::kZeros,
+                  .kind = CodeKind::kInt4},
+        ModelCase{.name = "integer_more_rows",
+                  .form = PersistentForm::kGeneralRows,
+                  .parts = 1,
+                  .rows = 3,
+                  .kind = CodeKind::kInt4},
+        ModelCase{.name = "integer_hybrid",
+                  .form = PersistentForm::kHybrid,
+                  .parts = 2,
+                  .gated = true,
+                  .team_warps_log2 = 3,
+                  .kind = CodeKind::kInt4},
         ModelCase{.name = "hybrid",
                   .form = PersistentForm::kHybrid,
                   .parts = 2,

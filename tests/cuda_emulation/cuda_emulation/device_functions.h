@@ -253,6 +253,10 @@ inline unsigned __ballot_sync(unsigned mask, int vote) {
   return cuda_emulation::Reduce("__ballot_sync", mask, mine,
                                 [](unsigned a, unsigned b) { return a | b; });
 }
+inline unsigned __reduce_max_sync(unsigned mask, unsigned value) {
+  return cuda_emulation::Reduce("__reduce_max_sync", mask, value,
+                                [](unsigned a, unsigned b) { return std::max(a, b); });
+}
 inline int __any_sync(unsigned mask, int vote) { return __ballot_sync(mask, vote) != 0 ? 1 : 0; }
 inline int __all_sync(unsigned mask, int vote) { return __ballot_sync(mask, vote) == mask ? 1 : 0; }
 template <typename T>

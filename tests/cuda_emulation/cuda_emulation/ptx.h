@@ -317,6 +317,20 @@ CUDA_EMULATION_MMA(mma_sync_aligned_m16n8k8_row_col_f32_tf32_tf32_f32, OfTf32)
 CUDA_EMULATION_MMA(mma_sync_aligned_m16n8k32_row_col_f32_e4m3_e4m3_f32, OfE4M3)
 #undef CUDA_EMULATION_MMA
 
+inline void mma_sync_aligned_m16n8k32_row_col_s32_u8_s8_s32(const char* text, uint32_t& c0,
+                                                            uint32_t& c1, uint32_t& c2,
+                                                            uint32_t& c3, uint32_t a0, uint32_t a1,
+                                                            uint32_t a2, uint32_t a3, uint32_t b0,
+                                                            uint32_t b1) {
+  MultiplyAddBytes<4>(text, {&c0, &c1, &c2, &c3}, {a0, a1, a2, a3}, {b0, b1});
+}
+inline void mma_sync_aligned_m16n8k16_row_col_s32_u8_s8_s32(const char* text, uint32_t& c0,
+                                                            uint32_t& c1, uint32_t& c2,
+                                                            uint32_t& c3, uint32_t a0, uint32_t a1,
+                                                            uint32_t b0) {
+  MultiplyAddBytes<2>(text, {&c0, &c1, &c2, &c3}, {a0, a1}, {b0});
+}
+
 #define CUDA_EMULATION_SPARSE_MMA(name, Format)                                                  \
   inline void name(const char* text, float& c0, float& c1, float& c2, float& c3, uint32_t a0,    \
                    uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1, uint32_t b2, \

@@ -83,6 +83,35 @@ void MultiplyAdd(const char* what, const std::array<float*, 4>& c, const std::ar
   });
 }
 
+/// Bytes, unsigned in A and signed in B; registers of A: 2 of m16n8k16, 4 of m16n8k32.
+template <size_t kRegisters>
+void MultiplyAddBytes(const char* what, const std::array<uint32_t*, 4>& c,
+                      const std::array<uint32_t, kRegisters>& a,
+                      const std::array<uint32_t, kRegisters / 2>& b) {
+  struct Data {
+    std::array<uint32_t*, 4> c;
+    std::array<uint32_t, kRegisters> a;
+    std::array<uint32_t, kRegisters / 2> b;
+  } mine = {c, a, b};
+  Together(what, ~0u, &mine, [](const auto& of) {
+    for (int lane = 0; lane < 32; ++lane) {
+      for (int i = 0; i < 4; ++i) {
+        const int row = lane / 4;
+        const int column = lane % 4 * 2 + i % 2;
+        uint32_t& sum = *of(lane).c[static_cast<size_t>(i)];
+        for (int k = 0; k < static_cast<int>(kRegisters) * 8; ++k) {
+          const int thread = k % 16 / 4;
+          const auto reg = static_cast<size_t>(k / 16);
+          const int shift = k % 4 * 8;
+          const uint32_t x = of(row * 4 + thread).a[2 * reg + static_cast<size_t>(i / 2)] >> shift;
+          const uint32_t y = of(column * 4 + thread).b[reg] >> shift;
+          sum += static_cast<uint32_t>(static_cast<int>(x & 255) * static_cast<int8_t>(y & 255));
+        }
+      }
+    }
+  });
+}
+
 /// m16n8k32 whose A keeps two of four numbers: register r of A has block thread + 4 (r / 2) of row
 /// group + 8 (r % 2). Thread 2 F of a group gives the metadata of k 0 to 15, thread 2 F + 1 of k 16
 /// to 31, for selector F; the low half is for row group, the high half for row group + 8.

@@ -38,6 +38,7 @@ MARLIN_DEVICE void StoreProjected(const PersistentArguments& args, const PhaseGe
 }
 
 /// The first layer's results of `rows` that the CTA's units need, as activations.
+template <bool kLimbs>
 MARLIN_DEVICE void GatherResults(const PersistentArguments& args, const PhaseGemm& gemm, int rows) {
   const Schedule& schedule = Tables{args}.ScheduleOf(gemm);
   const int first = schedule.first_k_tile * (kTileK / 4);
@@ -48,8 +49,8 @@ MARLIN_DEVICE void GatherResults(const PersistentArguments& args, const PhaseGem
     const int quad = i - row * quads;
     const int feature = 4 * (first + quad);
     const bool exists = feature < gemm.weights.k;
-    StoreActivations(args, quad,
-                     exists ? ReadMixed(args, row * gemm.weights.k + feature) : float4{}, row);
+    StoreActivations<kLimbs>(
+        args, quad, exists ? ReadMixed(args, row * gemm.weights.k + feature) : float4{}, row);
   }
 }
 
@@ -63,6 +64,7 @@ struct LatentProjections {
 
   /// A single row's queries of a low rank times their norm's weights, as activations of the second
   /// projection, and the warps' sums of their squares. Called by all threads that compute.
+  template <bool kLimbs>
   MARLIN_DEVICE void PrepareQueries() const {
     const PhaseGemm& gemm = layer.gemms[static_cast<int>(Phase::kOut)];
     const Schedule& schedule = Tables{args}.ScheduleOf(gemm);
@@ -78,7 +80,7 @@ struct LatentProjections {
     StoreWarpSums(squares, Tables{args}.Scratch().squares);
     const int quad = thread - schedule.first_k_tile * (kTileK / 4);
     const int quads = (schedule.end_k_tile - schedule.first_k_tile) * (kTileK / 4);
-    if (quad >= 0 && quad < quads) StoreActivations(args, quad, x);
+    if (quad >= 0 && quad < quads) StoreActivations<kLimbs>(args, quad, x);
   }
 
   /// Stores queries and latents. Called by all threads that compute.

@@ -20,15 +20,18 @@ MARLIN_HOST_DEVICE int QuotientOf(int a, int b) {
 #endif
 }
 
-/// The first of a CTA's `tiles` that warp `warp` has: equal parts, of a tile at least.
+/// The first of a CTA's `tiles` that warp `warp` has: equal parts, of which the first ones may have
+/// one more.
 MARLIN_HOST_DEVICE int TilesBefore(int warp, int tiles) {
-  if (tiles < kPersistentWarps) return warp < tiles ? warp : tiles;
-  return tiles * warp / kPersistentWarps;
+  const int extra = tiles % kPersistentWarps;
+  return tiles / kPersistentWarps * warp + (warp < extra ? warp : extra);
 }
 /// The warp that has tile `tile`, below `tiles`.
 MARLIN_HOST_DEVICE int WarpOfTile(int tile, int tiles) {
-  if (tiles < kPersistentWarps) return tile;
-  return QuotientOf(kPersistentWarps * (tile + 1) - 1, tiles);
+  const int most = (tiles + kPersistentWarps - 1) / kPersistentWarps;
+  const int extra = tiles % kPersistentWarps;
+  if (extra == 0 || tile < extra * most) return QuotientOf(tile, most);
+  return extra + QuotientOf(tile - extra * most, most - 1);
 }
 
 /// Where a tile of part `part` of the shared expert begins in its matrix: parts divide its inner

@@ -389,6 +389,7 @@ struct MixerWords {
 
 /// Prepares the inputs of kOut: attention or a gated delta net's row; where the run begins, results
 /// in memory. `words`, `tag`: the layer's. Called by all threads that compute.
+template <bool kLimbs>
 MARLIN_DEVICE void PrepareMixed(const PersistentArguments& args, int phase, uint32_t* words,
                                 uint32_t tag) {
   const int index = phase / kPhases;
@@ -438,7 +439,7 @@ MARLIN_DEVICE void PrepareMixed(const PersistentArguments& args, int phase, uint
         v = delta.ReadResult(mixed, squares, 4 * i, own.tag);
       }
     }
-    StoreActivations(args, i - first, v);
+    StoreActivations<kLimbs>(args, i - first, v);
   }
 }
 

@@ -117,6 +117,7 @@ struct AwaitedQuads {
     }
   }
 
+  /// Zeros, where there is none.
   MARLIN_DEVICE float4 Value(int i) const {
     return {ValueOf(words[i].x), ValueOf(words[i].y), ValueOf(words[i].z), ValueOf(words[i].w)};
   }

@@ -41,7 +41,7 @@ MARLIN_DEVICE float Dot(const float4& y, const float4& r) {
 }
 
 /// A CTA of the kernel.
-template <PersistentForm kForm>
+template <CodeKind kKind, PersistentForm kForm, bool kLimbs>
 class PersistentBlock {
  public:
   MARLIN_DEVICE explicit PersistentBlock(const PersistentArguments& args)
@@ -68,7 +68,6 @@ class PersistentBlock {
 
   /// Runs all layers, and stores the residual. Every part is called from one place: code that is
   /// inlined twice would not stay in the instruction cache from layer to layer.
-  template <CodeKind kKind>
   MARLIN_DEVICE void Run() {
     const int phases = args_.end_phase;
 #pragma unroll 1
@@ -98,7 +97,7 @@ class PersistentBlock {
       PersistentOutputs::Published published;
       // These do not depend on the phase's inputs, so they are found before those are there.
       const auto find = [&] {
-        start = PhaseStart::Of<kForm>(tables_, phase);
+        start = PhaseStart::Of<kForm, kLimbs>(tables_, phase);
         if constexpr (kFindsEarly) published = outputs.template FindPublished<kForm>();
       };
       PrepareInputs(phase, find);
@@ -111,10 +110,10 @@ class PersistentBlock {
       if (!kBetween && which == Phase::kQkv) PublishArrival(phase / kPhases);
       if (which == Phase::kGates) Route(phase);
       if (scales) StoreNormFactor(phase);
-      if constexpr (SharesRing(kForm)) ring_.Begin(phase);
+      ring_.template Begin<kForm>(phase);
       // A norm needs all k.
-      MultiplyPhase<kKind, kForm>(args_, phase, start,
-                                  normalizes ? 0 : start.schedule->first_k_tile, ring_);
+      MultiplyPhase<kKind, kForm, kLimbs>(args_, phase, start,
+                                          normalizes ? 0 : start.schedule->first_k_tile, ring_);
       if constexpr (!kFindsEarly) published = outputs.template FindPublished<kForm>();
       const PersistentOutputs::Finish finish = outputs.FindFinish();
       SyncFirst<kPersistentThreads>();
@@ -149,13 +148,13 @@ class PersistentBlock {
     } else if (which == Phase::kDown) {
       PrepareDown(phase);
     } else if constexpr (kHybrid) {
-      PrepareMixed(args_, phase, Words(phase / kPhases), Tag(phase / kPhases));
+      PrepareMixed<kLimbs>(args_, phase, Words(phase / kPhases), Tag(phase / kPhases));
     } else if constexpr (kAttends) {
       GatherMixed(phase);
     } else if (phase == args_.first_phase) {
-      GatherResults(args_, tables_.GemmOf(phase), 1);
+      GatherResults<kLimbs>(args_, tables_.GemmOf(phase), 1);
     } else {
-      ProjectionsOf(phase).PrepareQueries();
+      ProjectionsOf(phase).template PrepareQueries<kLimbs>();
     }
   }
 
@@ -292,18 +291,15 @@ class PersistentBlock {
       }
       StoreWarpSums(dots, Scratch().dots[row]);
     }
-    for (int i = quads + thread_; i < tables_.GemmOf(phase).k_tiles * (kTileK / 4);
-         i += kPersistentThreads) {
-      StoreActivations(args_, i, {0.0f, 0.0f, 0.0f, 0.0f});
-    }
   }
   /// `router`: a row's weights, or null.
   template <int kCount, typename Meanwhile>
   MARLIN_DEVICE void NormalizeQuads(int phase, const float4* weights, const float4* router,
                                     float (&sums)[2], const Meanwhile& meanwhile) {
     const int quads = args_.features / 4;
+    const int padded = tables_.GemmOf(phase).k_tiles * (kTileK / 4);
     // All threads have a first turn, in which they call meanwhile().
-    const int end = kFindsEarly ? max(quads, kPersistentThreads) : quads;
+    const int end = kFindsEarly ? max(padded, kPersistentThreads) : padded;
 #pragma unroll 1
     for (int first = thread_; first < end; first += kCount * kPersistentThreads) {
       float4 x[kCount];
@@ -313,9 +309,11 @@ class PersistentBlock {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
         const int quad = first + i * kPersistentThreads;
+        if (quad >= padded) break;
+        float4 y = {0.0f, 0.0f, 0.0f, 0.0f};
+        if (quad < quads) y = Times(x[i], weights[quad]);
+        StoreActivations<kLimbs>(args_, quad, y);
         if (quad >= quads) break;
-        const float4 y = Times(x[i], weights[quad]);
-        StoreActivations(args_, quad, y);
         sums[0] += Squares(x[i]);
         if (router != nullptr) sums[1] += Dot(y, router[quad]);
       }
@@ -390,7 +388,7 @@ class PersistentBlock {
           result = merge.GatherMerged(words + args_.exchange.attention, head,
                                       4 * i - head * args_.value_dim, Tag(index));
         }
-        StoreActivations(args_, i - first, result);
+        StoreActivations<kLimbs>(args_, i - first, result);
       }
       return;
     }
@@ -405,8 +403,8 @@ class PersistentBlock {
       for (int q = 0; q < kAtOnce; ++q) {
         const int quad = i + q * kPersistentThreads;
         if (quad >= end) break;
-        StoreActivations(args_, quad - first,
-                         quad < quads ? mixed.Value(q) : float4{0.0f, 0.0f, 0.0f, 0.0f});
+        StoreActivations<kLimbs>(args_, quad - first,
+                                 quad < quads ? mixed.Value(q) : float4{0.0f, 0.0f, 0.0f, 0.0f});
       }
     }
   }
@@ -460,8 +458,8 @@ class PersistentBlock {
         const int i = first + e * kPersistentThreads;
         if (i >= quads) break;
         // Zeros where there is no element.
-        StoreActivations(args_, i,
-                         GateProducts(args_.gate, sums[2 * e], sums[2 * e + 1], factors[e]));
+        StoreActivations<kLimbs>(
+            args_, i, GateProducts(args_.gate, sums[2 * e], sums[2 * e + 1], factors[e]));
       }
     }
   }
@@ -503,11 +501,13 @@ MARLIN_DEVICE void RunCopiers(const PersistentArguments& args) {
   }
 }
 
-template <CodeKind kKind, PersistentForm kForm>
+/// `kLimbs`: the activations are limbs.
+template <CodeKind kKind, PersistentForm kForm, bool kLimbs = HasLimbs(kKind, 1)>
 __global__ void __launch_bounds__(kPersistentBlock, 1)
     PersistentKernel(const __grid_constant__ PersistentArguments args) {
   constexpr bool kHybrid = kForm == PersistentForm::kHybrid;
-  using Block = std::conditional_t<IsRows(kForm), PersistentRows<kForm>, PersistentBlock<kForm>>;
+  using Block = std::conditional_t<IsRows(kForm), PersistentRows<kKind, kForm, kLimbs>,
+                                   PersistentBlock<kKind, kForm, kLimbs>>;
   if (!IsBetween(kForm) && threadIdx.x == 0) {
     PersistentScratch& scratch = Tables{args}.Scratch();
     scratch.clock = args.clock[0];
@@ -531,31 +531,36 @@ __global__ void __launch_bounds__(kPersistentBlock, 1)
   asm volatile("setmaxnreg.inc.sync.aligned.u32 104;");
   Block block(args);
   block.Begin();
-  block.template Run<kKind>();
+  block.Run();
 }
 
 template <typename Tiles, PersistentForm kForm>
-const void* PersistentFunction() {
-  return reinterpret_cast<const void*>(&PersistentKernel<Tiles::kCodes, kForm>);
+const void* PersistentFunction(bool limbs) {
+  constexpr CodeKind kKind = Tiles::kCodes;
+  if constexpr (IsRows(kForm)) {
+    if (!limbs) return reinterpret_cast<const void*>(&PersistentKernel<kKind, kForm, false>);
+  }
+  return reinterpret_cast<const void*>(&PersistentKernel<kKind, kForm>);
 }
 
 template <typename Tiles>
 const void* PersistentKernels::Function(const Variant& variant) {
+  const bool limbs = variant.limbs;
   switch (variant.form) {
     case PersistentForm::kToken:
-      return PersistentFunction<Tiles, PersistentForm::kToken>();
+      return PersistentFunction<Tiles, PersistentForm::kToken>(limbs);
     case PersistentForm::kHybrid:
-      return PersistentFunction<Tiles, PersistentForm::kHybrid>();
+      return PersistentFunction<Tiles, PersistentForm::kHybrid>(limbs);
     case PersistentForm::kRows:
-      return PersistentFunction<Tiles, PersistentForm::kRows>();
+      return PersistentFunction<Tiles, PersistentForm::kRows>(limbs);
     case PersistentForm::kGeneral:
-      return PersistentFunction<Tiles, PersistentForm::kGeneral>();
+      return PersistentFunction<Tiles, PersistentForm::kGeneral>(limbs);
     case PersistentForm::kGeneralRows:
-      return PersistentFunction<Tiles, PersistentForm::kGeneralRows>();
+      return PersistentFunction<Tiles, PersistentForm::kGeneralRows>(limbs);
     case PersistentForm::kBetween:
-      return PersistentFunction<Tiles, PersistentForm::kBetween>();
+      return PersistentFunction<Tiles, PersistentForm::kBetween>(limbs);
     case PersistentForm::kBetweenRows:
-      return PersistentFunction<Tiles, PersistentForm::kBetweenRows>();
+      return PersistentFunction<Tiles, PersistentForm::kBetweenRows>(limbs);
   }
   return nullptr;
 }

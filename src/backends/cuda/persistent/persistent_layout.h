@@ -71,6 +71,13 @@ constexpr int MostMergedByReaders(PersistentForm form) {
 constexpr bool HasSigmoids(PersistentForm form) {
   return IsBetween(form) || form == PersistentForm::kGeneral;
 }
+/// With at most this many rows, activations of 4-bit integers are integers, too, of several limbs
+/// (persistent_limbs.cuh); those of other codes, and of more rows, are bf16.
+inline constexpr int kMostLimbRows = 2;
+inline constexpr int kLimbCount = 3;
+constexpr bool HasLimbs(CodeKind kind, int rows) {
+  return kind == CodeKind::kInt4 && rows <= kMostLimbRows;
+}
 /// Whether upper slots of the rings have a mixer's inputs meanwhile.
 constexpr bool SharesRing(PersistentForm form) { return !IsRows(form) && !IsBetween(form); }
 inline constexpr int kMostPersistentRows = 8;
@@ -163,9 +170,9 @@ struct ScheduledUnit {
 };
 static_assert(sizeof(ScheduledUnit) == 16);
 
-/// The part of a CTA in a phase: the header, then units, then tiles, of which warp w has w, w + 16,
-/// w + 32 ... With several rows there is no table of tiles: a warp has the w-th part of them
-/// (TilesBefore), and finds them itself (TileWalk).
+/// The part of a CTA in a phase: the header, then units, then tiles, of which a warp has adjacent
+/// ones (TilesBefore). With several rows there is no table of tiles: a warp finds them itself
+/// (TileWalk).
 struct Schedule {
   int tiles = 0;
   int units = 0;
@@ -264,7 +271,8 @@ struct PersistentShared {
   int logits = 0;     ///< f32 [experts]
   int rotations = 0;  ///< float2 [rows][pairs]: the CTA's row, then the ones before it.
   // GEMMs:
-  int activations = 0;  ///< bf16, [rows][k of the CTA's units]
+  int activations = 0;  ///< bf16, [rows][k of the CTA's units], or [rows][kLimbCount][k] bytes.
+  int units = 0;        ///< f32 [tiles of k][kMostLimbRows]: one in the tile's last limb.
   int sums = 0;         ///< f32 [units][warps][32] or [units + warps][rows][kRowSumFloats]; the
                         ///< router's scores.
   // Gated delta nets:
@@ -487,11 +495,14 @@ struct PersistentArguments {
   bool norms_after_rotary = false;  ///< The norms of queries and keys.
   PersistentForm form = PersistentForm::kToken;
   int rows = 1;
-  int activation_stride = 0;    ///< Bytes of a row's activations.
-  float activation_factor = 1;  ///< ActivationFactorOf the weights' codes.
-  bool output_gate = false;     ///< As AttentionStep.
-  unsigned key_groups = 0;      ///< A bit for every cache group of keys.
-  int attention_layers = 0;     ///< In the run.
+  CodeKind kind = CodeKind::kFp4;  ///< Of all weights.
+  int activation_stride = 0;       ///< Bytes of a row's activations.
+  int limb_stride = 0;             ///< Bytes of one of their limbs; 0: they are bf16.
+  /// Of bf16 activations: a power of two, which the finished sums are divided by (GroupSums).
+  float activation_factor = 1;
+  bool output_gate = false;  ///< As AttentionStep.
+  unsigned key_groups = 0;   ///< A bit for every cache group of keys.
+  int attention_layers = 0;  ///< In the run.
   int delta_layers = 0;
   int cache_bytes = 2;  ///< Bytes of an element of the KV cache: bf16, or 1 for e4m3.
   GateView gate;
@@ -530,6 +541,7 @@ struct PersistentKernels {
     /// kBetween, kBetweenRows: the first one elsewhere, and only projections follow. Else all have
     /// attention.
     PersistentForm form;
+    bool limbs = false;  ///< PersistentArguments::limb_stride is not 0.
   };
   template <typename Tiles>
   static const void* Function(const Variant& variant);

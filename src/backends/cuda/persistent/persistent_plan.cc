@@ -423,7 +423,7 @@ BlockSchedule ScheduleBlock(const PhaseGemm& gemm, int block, int blocks, int ro
   for (int number = 0; number < schedule.header.tiles; ++number, walk.Advance()) {
     schedule.tiles.push_back(walk.Tile(gemm.first_shared()));
     schedule.units[schedule.tiles.back().unit].warps |=
-        static_cast<uint16_t>(1U << number % kPersistentWarps);
+        static_cast<uint16_t>(1U << WarpOfTile(number, schedule.header.tiles));
   }
   return schedule;
 }
@@ -589,10 +589,23 @@ bool LayOutKeys(int team_warps_log2, int shared_bytes, PersistentArguments* args
   return args->slots >= kLowSlots && at.bytes <= shared_bytes;
 }
 
+/// The inputs of a GEMM. Rows and limbs begin in different banks.
+void TakeActivations(const LargestLayer& most, Offsets* shared, PersistentArguments* args) {
+  PersistentShared& at = args->shared;
+  const int features = most.span * kTileK;
+  const bool limbs = HasLimbs(args->kind, args->rows);
+  args->limb_stride = limbs ? features + kRowPadding : 0;
+  args->activation_stride = limbs ? kLimbCount * args->limb_stride : features * 2 + kRowPadding;
+  args->activation_factor =
+      std::ldexp(1.0F, ActivationExponentOf(ExponentsOf(args->kind, /*bf16=*/true)));
+  at.activations = shared->Take(int64_t{args->rows} * args->activation_stride);
+  at.units = shared->Take(limbs ? int64_t{most.span} * kMostLimbRows * 4 : 0);
+}
+
 /// The inputs and the sums of a GEMM of one row.
 void TakeGemm(const LargestLayer& most, Offsets* shared, PersistentArguments* args) {
   PersistentShared& at = args->shared;
-  at.activations = shared->Take(int64_t{most.span} * kTileK * 2);
+  TakeActivations(most, shared, args);
   at.sums = shared->Take(std::max(int64_t{most.units} * kPersistentWarps * kStripOutputs * 4,
                                   args->router.experts * 2 * int64_t{sizeof(double)}));
 }
@@ -664,9 +677,8 @@ bool LayOutRows(const LargestLayer& most, int blocks, int shared_bytes, Persiste
   at.norms = shared.Take(2 * owned * 4);
   TakeTables(blocks, &shared, args);
   Offsets attention = shared;
-  args->activation_stride = most.span * kTileK * 2 + kRowPadding;
   args->team_warps_log2 = kLeastTeamWarpsLog2;
-  at.activations = shared.Take(rows * args->activation_stride);
+  TakeActivations(most, &shared, args);
   const int64_t routed = args->form == PersistentForm::kRows ? 1 : rows;
   at.sums = shared.Take(std::max((most.units + kPersistentWarps) * rows * kRowSumFloats * 4,
                                  routed * experts * 2 * int64_t{sizeof(double)}));
@@ -736,10 +748,6 @@ std::optional<PersistentArguments> LayOutPersistent(const PersistentArguments& s
                                                                : LayOutShared;
   if (!lay_out(most, blocks, shared_bytes, &args)) return std::nullopt;
   return args;
-}
-
-float ActivationFactorOf(CodeKind kind) {
-  return std::ldexp(1.0F, ActivationExponentOf(ExponentsOf(kind, /*bf16=*/true)));
 }
 
 std::vector<int> ExchangeKey(const PersistentArguments& args,

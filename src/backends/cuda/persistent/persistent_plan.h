@@ -84,10 +84,6 @@ std::optional<PersistentArguments> LayOutPersistent(const PersistentArguments& s
                                                     const Schedules& schedules, int blocks,
                                                     int shared_bytes);
 
-/// PersistentArguments::activation_factor for weights of such codes: a power of two, which the
-/// finished sums are divided by (GroupSums).
-float ActivationFactorOf(CodeKind kind);
-
 /// The sizes on which the words of a run's launches depend: runs with the same key may have the
 /// same exchange buffers, because each writes all words that any of them writes. Empty: the run has
 /// its own.

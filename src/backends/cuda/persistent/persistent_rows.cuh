@@ -27,7 +27,7 @@
 namespace marlin::cuda {
 
 /// A CTA of the kernel.
-template <PersistentForm kForm>
+template <CodeKind kKind, PersistentForm kForm, bool kLimbs>
 class PersistentRows : private RowsPart {
  public:
   MARLIN_DEVICE explicit PersistentRows(const PersistentArguments& args)
@@ -54,7 +54,6 @@ class PersistentRows : private RowsPart {
   }
 
   /// Runs all layers, and stores the residual.
-  template <CodeKind kKind>
   MARLIN_DEVICE void Run() {
 #pragma unroll 1
     for (int phase = args_.first_phase;; ++phase) {
@@ -72,11 +71,11 @@ class PersistentRows : private RowsPart {
         }
         RowsResidual(args_).AddBlock<kForm>(phase);
         if (phase == args_.end_phase) break;
-        RowsInputs(args_).GatherResidual(phase);
+        Inputs(args_).GatherResidual(phase);
       } else if (which == Phase::kOut) {
         PrepareOut(phase);
       } else {
-        RowsInputs(args_).GatherGates(phase);
+        Inputs(args_).GatherGates(phase);
       }
       // Copies run a phase ahead, except experts' tiles, which the router chooses.
       const bool awaits_router =
@@ -87,14 +86,14 @@ class PersistentRows : private RowsPart {
       if (!kBetween && which == Phase::kQkv) PublishArrival(index);
       if (which == Phase::kGates) Route(phase);
       if (kBetween && which == Phase::kOut && phase != args_.first_phase) {
-        RowsQueries(args_).FindFactors(phase);
+        Queries(args_).FindFactors(phase);
         // They are read before the barrier that follows the products.
         SyncFirst<kPersistentThreads>();
       }
-      const PhaseStart start = PhaseStart::Of<kForm>(tables_, phase);
+      const PhaseStart start = PhaseStart::Of<kForm, kLimbs>(tables_, phase);
       // A norm needs all k.
-      MultiplyPhase<kKind, kForm>(args_, phase, start,
-                                  normalizes ? 0 : start.schedule->first_k_tile, ring_);
+      MultiplyPhase<kKind, kForm, kLimbs>(args_, phase, start,
+                                          normalizes ? 0 : start.schedule->first_k_tile, ring_);
       const RowsOutputs outputs(args_, phase, *start.schedule);
       const RowsOutputs::Output output = outputs.FindFirst<kForm>();
       SyncFirst<kPersistentThreads>();
@@ -106,6 +105,8 @@ class PersistentRows : private RowsPart {
  private:
   static constexpr bool kGeneral = HasSharedExperts(kForm);
   static constexpr bool kBetween = IsBetween(kForm);
+  using Inputs = RowsInputs<kLimbs>;
+  using Queries = RowsQueries<kLimbs>;
   static constexpr int kHalf = kPersistentThreads / 2;
 
   /// The parts of attention.
@@ -187,9 +188,9 @@ class PersistentRows : private RowsPart {
   /// The inputs of kOut, as activations: of attention that has run elsewhere, or of the second
   /// projection of queries.
   MARLIN_DEVICE void PrepareBetween(int phase) const {
-    if (phase != args_.first_phase) return RowsQueries(args_).Gather(phase);
+    if (phase != args_.first_phase) return Queries(args_).Gather(phase);
     AwaitLayer(LayerBarrier::kLayer, phase / kPhases);
-    GatherResults(args_, tables_.GemmOf(phase), args_.rows);
+    GatherResults<kLimbs>(args_, tables_.GemmOf(phase), args_.rows);
   }
 
   MARLIN_DEVICE void PrepareOut(int phase) const {
@@ -223,7 +224,7 @@ class PersistentRows : private RowsPart {
     AttentionMerge<kForm>(args_, layer, projected)
         .CombineRows(parts, args_.rows, Rows().active_splits[layer.cache_group], mixed, tag);
     const Schedule& schedule = tables_.ScheduleOf(layer.gemms[static_cast<int>(Phase::kOut)]);
-    RowsInputs(args_).GatherMixed(mixed, features, schedule, tag);
+    Inputs(args_).GatherMixed(mixed, features, schedule, tag);
   }
 
   /// Advances the clock: all CTAs have read it, as this one has had the arrivals of each since.

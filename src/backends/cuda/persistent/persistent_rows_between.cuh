@@ -8,6 +8,7 @@
 namespace marlin::cuda {
 
 /// Called by all threads that compute.
+template <bool kLimbs>
 class RowsQueries : private RowsPart {
  public:
   MARLIN_DEVICE explicit RowsQueries(const PersistentArguments& args) : RowsPart(args) {}
@@ -43,7 +44,8 @@ class RowsQueries : private RowsPart {
         if (row >= args_.rows) break;
         const float squares = WarpSum(Squares(sums[i]));
         if (lane_ == 0) Rows().dots[0][row][warp_] = squares;
-        if (quad >= 0 && quad < quads) StoreActivations(args_, quad, Times(sums[i], w), row);
+        if (quad >= 0 && quad < quads)
+          StoreActivations<kLimbs>(args_, quad, Times(sums[i], w), row);
       }
     }
   }

@@ -8,6 +8,7 @@
 namespace marlin::cuda {
 
 /// Gathers activations. Called by all threads that compute.
+template <bool kLimbs>
 class RowsInputs : private RowsPart {
  public:
   MARLIN_DEVICE explicit RowsInputs(const PersistentArguments& args) : RowsPart(args) {}
@@ -46,7 +47,6 @@ class RowsInputs : private RowsPart {
     if (warp_ < args_.rows) {
       FindFactor(squares, found, Tag(index), attends ? layer.attention_epsilon : layer.mlp_epsilon);
     }
-    FillTile(args_.features / 4, tables_.GemmOf(phase).k_tiles * (kTileK / 4));
   }
 
   /// All rows of attention's results that the CTA's units need.
@@ -113,7 +113,7 @@ class RowsInputs : private RowsPart {
           h = GateProducts(args_.gate, g, u, factors[i]);
         }
         const int local = QuotientOf(pair, args_.rows);
-        StoreActivations(args_, local * (kTileK / 4) + lane_, h, pair - local * args_.rows);
+        StoreActivations<kLimbs>(args_, local * (kTileK / 4) + lane_, h, pair - local * args_.rows);
       }
     }
   }
@@ -128,42 +128,45 @@ class RowsInputs : private RowsPart {
   MARLIN_DEVICE void GatherMixedRows(const uint32_t* mixed, int features, const Schedule& schedule,
                                      uint32_t tag) const {
     const int first_quad = schedule.first_k_tile * (kTileK / 4);
-    const int end_quad = schedule.end_k_tile * (kTileK / 4);
-    const int quads = min(features / 4, end_quad) - first_quad;
+    const int padded = schedule.end_k_tile * (kTileK / 4) - first_quad;
+    const int quads = features / 4 - first_quad;
 #pragma unroll 1
-    for (int quad = thread_; quad < quads; quad += kPersistentThreads) {
+    for (int quad = thread_; quad < padded; quad += kPersistentThreads) {
+      const int rows_here = quad < quads ? args_.rows : 0;
       const AwaitedQuads<kMost, Polls::kFirst> rows(
           mixed + 4 * (first_quad + quad), tag, [&](int r) { return r * features; },
-          [&](int r) { return r < args_.rows; });
+          [&](int r) { return r < rows_here; });
 #pragma unroll
       for (int r = 0; r < kMost; ++r) {
-        if (r < args_.rows) StoreActivations(args_, quad, rows.Value(r), r);
+        if (r >= args_.rows) break;
+        StoreActivations<kLimbs>(args_, quad, rows.Value(r), r);
       }
     }
-    FillTile(max(quads, 0), end_quad - first_quad);
   }
 
-  /// Stores the activations, the first time, and the warp's part of the dot products of router row
-  /// `at`, if there is one.
+  /// Stores the activations, the first time, with zeros up to quad `padded`, and the warp's part of
+  /// the dot products of router row `at`, if there is one.
   template <int kMost>
   MARLIN_DEVICE void GatherOnce(const uint32_t* words, uint32_t tag, int at,
                                 int router_rows) const {
     const int quads = args_.features / 4;
+    const int padded = (quads + kTileK / 4 - 1) & -(kTileK / 4);
     const auto* const router =
         reinterpret_cast<const float4*>(Memory() + args_.shared.router) + at * quads;
     float dots[kMost] = {};
 #pragma unroll 1
-    for (int i = thread_; i < quads; i += kPersistentThreads) {
+    for (int i = thread_; i < padded; i += kPersistentThreads) {
+      const int rows_here = i < quads ? args_.rows : 0;
       const AwaitedQuads<kMost, Polls::kFirst> rows(
           words + 4 * i, tag, [&](int r) { return r * args_.features; },
-          [&](int r) { return r < args_.rows; });
+          [&](int r) { return r < rows_here; });
       float4 w = {0.0f, 0.0f, 0.0f, 0.0f};
-      if (router_rows > 0) w = router[i];
+      if (rows_here > 0 && router_rows > 0) w = router[i];
 #pragma unroll
       for (int r = 0; r < kMost; ++r) {
         if (r >= args_.rows) break;
         const float4 y = rows.Value(r);
-        if (at == 0) StoreActivations(args_, i, y, r);
+        if (at == 0) StoreActivations<kLimbs>(args_, i, y, r);
         dots[r] += __fmaf_rn(y.x, w.x, y.y * w.y) + __fmaf_rn(y.z, w.z, y.w * w.w);
       }
     }
@@ -192,15 +195,6 @@ class RowsInputs : private RowsPart {
     sum = WarpSum(sum);
     if (lane_ != 0) return;
     Rows().factors[warp_] = rsqrtf(__fdividef(sum, static_cast<float>(args_.features)) + epsilon);
-  }
-
-  /// Zeros in all rows' activations from quad `first` on.
-  MARLIN_DEVICE void FillTile(int first, int end) const {
-    const int missing = end - first;
-    for (int i = thread_; i < missing * args_.rows; i += kPersistentThreads) {
-      const int row = QuotientOf(i, missing);
-      StoreActivations(args_, first + i - row * missing, {0.0f, 0.0f, 0.0f, 0.0f}, row);
-    }
   }
 };
 

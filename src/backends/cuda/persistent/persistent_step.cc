@@ -131,8 +131,7 @@ class PersistentSteps final : public FusedOperations {
     PersistentForRows loaded;
     PersistentArguments& args = loaded.arguments;
     args = plan->arguments;
-    args.activation_factor = ActivationFactorOf(kind);
-    loaded.function = FunctionOf<PersistentKernels>({kind}, {args.form});
+    loaded.function = FunctionOf<PersistentKernels>({kind}, {args.form, args.limb_stride > 0});
     MARLIN_RETURN_IF_ERROR(Check(AllowAllShared(loaded.function), "persistent"));
     SetAddresses(args, plan->layers);
     const auto layer_bytes = static_cast<int64_t>(plan->layers.size() * sizeof(PersistentLayer));
@@ -254,9 +253,11 @@ int64_t LayerOf(const LayerSteps& steps) {
 std::optional<PersistentPlan> PlanOne(const PersistentDescription& model,
                                       const DeviceShape& shape) {
   PersistentPlan plan = {.layers = model.layers()};
+  PersistentArguments of_one = model.shape();
+  of_one.kind = model.kind();
   plan.schedules = ScheduleLayers(plan.layers, shape.multiprocessors);
   const std::optional<PersistentArguments> args = LayOutPersistent(
-      model.shape(), plan.layers, plan.schedules, shape.multiprocessors, shape.shared_bytes);
+      of_one, plan.layers, plan.schedules, shape.multiprocessors, shape.shared_bytes);
   if (!args.has_value()) return std::nullopt;
   plan.arguments = *args;
   return plan;
@@ -289,6 +290,7 @@ std::optional<PersistentPlan> PlanRows(int rows, const PersistentDescription& mo
                                        const DeviceShape& shape) {
   PersistentPlan plan = {.layers = model.layers()};
   PersistentArguments of_rows = model.shape();
+  of_rows.kind = model.kind();
   of_rows.form = RowsFormOf(model);
   of_rows.rows = rows;
   for (PersistentLayer& layer : plan.layers) {

@@ -1,8 +1,8 @@
 // The GEMMs of the persistent kernel: which tiles a warp multiplies, the rings of copies, which run
 // ahead of the MMAs into the next phase, and the sums of a unit.
 //
-//   The tiles of a CTA's units are numbered; warp w has numbers w, w + 16, w + 32 ..., or with
-//   several rows adjacent ones. More warps copy them in this order, phase after phase, up to the
+//   The tiles of a CTA's units are numbered, and a warp has adjacent ones (TilesBefore), so that it
+//   has few units. More warps copy them in this order, phase after phase, up to the
 //   last one that they are allowed: the experts' tiles are not known before the router has chosen.
 //   Copies are issued after a gather, never before one: a multiprocessor's requests are served in
 //   order, and polls would wait behind them.
@@ -11,24 +11,11 @@
 #include <cstddef>
 
 #include "backends/cuda/common/epilogue.cuh"
-#include "backends/cuda/gemm/gemv/gemv_kernel.cuh"
 #include "backends/cuda/persistent/persistent_deal_layout.h"
-#include "backends/cuda/persistent/persistent_layout.h"
+#include "backends/cuda/persistent/persistent_limbs.cuh"
+#include "backends/cuda/persistent/persistent_products.cuh"
 
 namespace marlin::cuda {
-
-/// The CTA's shared memory. Its parts are found from here again and again: the compiler knows the
-/// address, and pointers would take registers that the GEMMs need.
-MARLIN_DEVICE uint8_t* Memory() {
-  extern __shared__ __align__(128) uint8_t memory[];
-  return memory;
-}
-
-MARLIN_DEVICE FixedShared& Fixed() { return *reinterpret_cast<FixedShared*>(Memory()); }
-/// With several rows.
-MARLIN_DEVICE RowsScratch& FixedRows() {
-  return *reinterpret_cast<RowsScratch*>(Memory() + sizeof(FixedShared));
-}
 
 /// Teams of warps in attention (LayOutKeys); the general form's have the arguments' size, all rows
 /// the least.
@@ -134,9 +121,12 @@ MARLIN_DEVICE const ScheduledUnit& UnitAt(const Schedule& schedule, int number) 
   return reinterpret_cast<const ScheduledUnit*>(&schedule + 1)[number];
 }
 
-/// Stores four adjacent activations of a row, in the place of quad number `quad`.
+/// Stores four adjacent activations of a row, in the place of quad number `quad`. Called by all
+/// lanes of a warp together, whose quads are a tile's.
+template <bool kLimbs>
 MARLIN_DEVICE void StoreActivations(const PersistentArguments& args, int quad, const float4& v,
                                     int row = 0) {
+  if constexpr (kLimbs) return StoreLimbs(args, quad, v, row);
   uint8_t* const first = Memory() + args.shared.activations + row * args.activation_stride;
   const float factor = args.activation_factor;
   reinterpret_cast<uint2*>(first)[quad] = {Bf16x2::Pack(v.x * factor, v.y * factor),
@@ -184,9 +174,9 @@ MARLIN_DEVICE float NormFactor(const PersistentScratch& scratch, int count, floa
   return rsqrtf(__fdividef(sum, static_cast<float>(count)) + epsilon);
 }
 
-/// The order of a ring's slots, and how often each was used, in one register. Tiles of kQkv and
-/// kOut take the first kLowSlots in turn, because the memory of the others has the keys meanwhile;
-/// the others begin after them in every layer.
+/// The order of a ring's slots, and how often each was used. Where the memory of upper slots has
+/// the keys meanwhile, tiles of kQkv and kOut take the first kLowSlots in turn; the others begin
+/// after them in every layer.
 class SlotOrder {
  public:
   struct Use {
@@ -194,30 +184,47 @@ class SlotOrder {
     int parity;  ///< The parity of the slot's earlier uses.
   };
 
-  static MARLIN_DEVICE bool IsLow(int phase) {
-    return phase % kPhases <= static_cast<int>(Phase::kOut);
+  /// The slots that a phase's tiles take.
+  template <PersistentForm kForm>
+  static MARLIN_DEVICE int CountOf(int phase, int slots) {
+    return SharesRing(kForm) && phase % kPhases <= static_cast<int>(Phase::kOut) ? kLowSlots
+                                                                                 : slots;
   }
+  /// Called before the first tile of every phase.
+  template <PersistentForm kForm>
   MARLIN_DEVICE void Begin(int phase, int slots) {
-    if (phase % kPhases != static_cast<int>(Phase::kGates)) return;
-    const uint32_t first = slots > kLowSlots ? kLowSlots : 0;
-    state_ = (state_ & ~(kSlotMask << kHighAt)) | first << kHighAt;
+    if constexpr (!SharesRing(kForm)) return;
+    if (phase % kPhases == static_cast<int>(Phase::kQkv)) {
+      SetNext(state_ >> kLowAt);
+    } else if (phase % kPhases == static_cast<int>(Phase::kGates)) {
+      state_ = (state_ & ((1u << kLowAt) - 1)) | Next() << kLowAt;
+      SetNext(slots > kLowSlots ? kLowSlots : 0);
+    }
   }
-  MARLIN_DEVICE Use Next(bool is_low, int slots) {
-    const int at = is_low ? kLowAt : kHighAt;
-    const uint32_t slot = state_ >> at & kSlotMask;
-    const bool wraps = slot + 1 == static_cast<uint32_t>(is_low ? kLowSlots : slots);
+  /// The next of `count` slots.
+  MARLIN_DEVICE Use Take(int count) {
+    const uint32_t slot = Next();
     const int parity = static_cast<int>(state_ >> slot & 1);
-    state_ = ((state_ ^ 1u << slot) & ~(kSlotMask << at)) | (wraps ? 0 : slot + 1) << at;
+    const bool wraps = slot + 1 == static_cast<uint32_t>(count);
+    const uint32_t step = wraps ? 1u - static_cast<uint32_t>(count) : 1u;
+    state_ = (state_ ^ 1u << slot) + (step << kNextAt);
     return {static_cast<int>(slot), parity};
   }
 
  private:
-  static constexpr uint32_t kSlotMask = 15;
-  static constexpr int kLowAt = 16;
-  static constexpr int kHighAt = 24;
-  static_assert(kMostSlots <= kLowAt);
+  static constexpr int kNextAt = 16;
+  static constexpr int kLowAt = 24;
+  static constexpr uint32_t kNextMask = 15;
+  static_assert(kMostSlots <= kNextMask);
 
-  uint32_t state_ = 0;  ///< A bit for every slot's parity, then both next slots.
+  MARLIN_DEVICE uint32_t Next() const { return state_ >> kNextAt & kNextMask; }
+  MARLIN_DEVICE void SetNext(uint32_t slot) {
+    state_ = (state_ & ~(kNextMask << kNextAt)) | slot << kNextAt;
+  }
+
+  /// A bit for every slot's parity, then the next slot, and the next low one of other layers: a
+  /// single register.
+  uint32_t state_ = 0;
 };
 
 /// The ring of a warp: full barriers say that a tile has arrived, empty ones that it was read.
@@ -429,44 +436,39 @@ class TileCopier {
   MARLIN_DEVICE void CopyPhase(int phase) {
     const PhaseGemm& gemm = tables_.GemmOf(phase);
     const Schedule& schedule = tables_.ScheduleOf(gemm);
-    if constexpr (kRows) {
-      CopyParts(phase, gemm, schedule);
-    } else {
-      const bool is_low = SharesRing(kForm) && SlotOrder::IsLow(phase);
-      if constexpr (SharesRing(kForm)) order_.Begin(phase, tables_.args.slots);
-#pragma unroll 1
-      for (int first = FirstWarp(); first < schedule.tiles; first += kPersistentWarps) {
-        if (Lane() < kWarps && first + Lane() < schedule.tiles) {
-          Copy(phase, gemm, TileAt(schedule, first + Lane()), is_low);
-        }
-        __syncwarp();
-      }
-    }
-  }
-  /// Every warp's part of the tiles (TilesBefore), which is the same or one more.
-  MARLIN_DEVICE void CopyParts(int phase, const PhaseGemm& gemm, const Schedule& schedule) {
     if (schedule.tiles == 0) return;
+    order_.template Begin<kForm>(phase, tables_.args.slots);
+    const int slots = SlotOrder::CountOf<kForm>(phase, tables_.args.slots);
+    // Every warp's part of the tiles is the same or one more.
     const int warp = FirstWarp() + Lane() % kWarps;
     const int first = TilesBefore(warp, schedule.tiles);
     const int count = TilesBefore(warp + 1, schedule.tiles) - first;
     const int most = (schedule.tiles + kPersistentWarps - 1) / kPersistentWarps;
-    TileWalk walk(gemm, schedule, count > 0 ? first : 0);
+    const bool copies = Lane() < kWarps;
+    if constexpr (kRows) {
+      TileWalk walk(gemm, schedule, count > 0 ? first : 0);
 #pragma unroll 1
-    for (int i = 0; i < most; ++i) {
-      if (Lane() < kWarps && i < count) Copy(phase, gemm, TileOf(walk, gemm), false);
-      walk.Advance();
-      __syncwarp();
+      for (int i = 0; i < most; ++i) {
+        if (copies && i < count) Copy(phase, gemm, TileOf(walk, gemm), slots);
+        walk.Advance();
+        __syncwarp();
+      }
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < most; ++i) {
+        if (copies && i < count) Copy(phase, gemm, TileAt(schedule, first + i), slots);
+        __syncwarp();
+      }
     }
   }
   MARLIN_DEVICE ScheduledTile TileOf(const TileWalk& walk, const PhaseGemm& gemm) const {
     if constexpr (!HasSharedExperts(kForm)) return walk.Tile();
     return walk.Tile(tables_.FirstShared<kForm>(gemm));
   }
-  MARLIN_DEVICE void Copy(int phase, const PhaseGemm& gemm, const ScheduledTile& tile,
-                          bool is_low) {
+  MARLIN_DEVICE void Copy(int phase, const PhaseGemm& gemm, const ScheduledTile& tile, int slots) {
     const uint8_t* const from = tables_.Find(phase, tile);
     const int bytes = tables_.LayoutOf<kForm>(gemm, tile.selection).tile_bytes;
-    const SlotOrder::Use use = order_.Next(is_low, tables_.args.slots);
+    const SlotOrder::Use use = order_.Take(slots);
     Wait(ring_.Empty(use.slot), use.parity ^ 1);
     ArriveExpecting(ring_.Full(use.slot), bytes);
     CopyBulk(ring_.Slot(use.slot), from, bytes, ring_.Full(use.slot));
@@ -483,10 +485,13 @@ class TileRing {
  public:
   MARLIN_DEVICE explicit TileRing(const PersistentArguments& args) : args_(args) {}
 
-  MARLIN_DEVICE void Begin(int phase) { order_.Begin(phase, args_.slots); }
-  /// The address of the warp's next tile.
-  MARLIN_DEVICE uint32_t Await(bool is_low) {
-    const SlotOrder::Use use = order_.Next(is_low, args_.slots);
+  template <PersistentForm kForm>
+  MARLIN_DEVICE void Begin(int phase) {
+    order_.template Begin<kForm>(phase, args_.slots);
+  }
+  /// The address of the warp's next tile, in a phase whose tiles take `slots` slots.
+  MARLIN_DEVICE uint32_t Await(int slots) {
+    const SlotOrder::Use use = order_.Take(slots);
     slot_ = use.slot;
     const RingAddress ring(args_, Warp());
     Wait(ring.Full(use.slot), use.parity);
@@ -506,35 +511,6 @@ class TileRing {
   int slot_ = 0;
 };
 
-/// The sums of the CTA's units.
-MARLIN_DEVICE float* SumsOf(const PersistentArguments& args) {
-  return reinterpret_cast<float*>(Memory() + args.shared.sums);
-}
-
-/// Stores a warp's sums of a unit. With several rows, its columns are the rows
-/// (ScheduledUnit::first_warp).
-template <PersistentForm kForm>
-MARLIN_DEVICE void StoreSums(const PersistentArguments& args, int unit, const float (&acc)[2][1][4],
-                             float factor, float* sums) {
-  const int lane = static_cast<int>(threadIdx.x) & 31;
-  const int warp = static_cast<int>(threadIdx.x) >> 5;
-  constexpr bool kRows = IsRows(kForm);
-  if (!kRows && (lane & 3) != 0) return;
-  float* const mine = kRows ? sums + (unit + warp) * args.rows * kRowSumFloats
-                            : sums + (unit * kPersistentWarps + warp) * kStripOutputs;
-#pragma unroll
-  for (int e = 0; e < (kRows ? 2 : 1); ++e) {
-    const int row = kRows ? (lane & 3) * 2 + e : 0;
-    if (kRows && row >= args.rows) break;
-    float* const of_row = mine + row * kRowSumFloats + (lane >> 2);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      of_row[r * 16] = acc[r][0][e] * factor;
-      of_row[r * 16 + 8] = acc[r][0][2 + e] * factor;
-    }
-  }
-}
-
 /// Code for the products of a tile: the most common cases have no tests for the ends of groups.
 enum class TileCode : uint8_t { kOneScale, kTwoGroups, kOneGroup, kAnyGroups, kAllParameters };
 
@@ -542,10 +518,9 @@ enum class TileCode : uint8_t { kOneScale, kTwoGroups, kOneGroup, kAnyGroups, kA
 class TilePlace {
  public:
   TilePlace() = default;
-  MARLIN_DEVICE TilePlace(const Schedule& schedule, int number) {
-    const auto* const entry = reinterpret_cast<const uint32_t*>(&TileAt(schedule, number));
-    word_ = entry[offsetof(ScheduledTile, k_tile) / sizeof(uint32_t)];
-  }
+  MARLIN_DEVICE explicit TilePlace(const ScheduledTile* tile)
+      : word_(reinterpret_cast<const uint32_t*>(
+            tile)[offsetof(ScheduledTile, k_tile) / sizeof(uint32_t)]) {}
   MARLIN_DEVICE int k_tile() const { return static_cast<int>(word_ & 0xffff); }
   MARLIN_DEVICE int unit() const { return static_cast<int>(word_ >> 16 & 0xff); }
   MARLIN_DEVICE int selection() const { return static_cast<int>(word_ >> 24 & 0x7f); }
@@ -558,113 +533,109 @@ class TilePlace {
 /// one table after another takes hundreds of clocks.
 struct PhaseStart {
   const Schedule* schedule;
-  int tiles;  ///< The CTA's.
+  int first;  ///< Of the CTA's tiles, the warp's first one,
+  int tiles;  ///< and how many it has.
   TileCode code;
-  TilePlace first = {};  ///< The warp's; with several rows a TileWalk finds it.
+  TilePlace place = {};  ///< The first one's; with several rows a TileWalk finds it.
 
-  template <PersistentForm kForm>
+  template <PersistentForm kForm, bool kLimbs>
   static MARLIN_DEVICE PhaseStart Of(const Tables& tables, int phase) {
     const PhaseGemm& gemm = tables.GemmOf(phase);
     PhaseStart start;
     start.schedule = &tables.ScheduleOf(gemm);
-    start.tiles = start.schedule->tiles;
     const int warp = static_cast<int>(threadIdx.x) >> 5;
-    if (!IsRows(kForm) && warp < start.tiles) start.first = TilePlace(*start.schedule, warp);
+    start.first = TilesBefore(warp, start.schedule->tiles);
+    start.tiles = TilesBefore(warp + 1, start.schedule->tiles) - start.first;
+    if (!IsRows(kForm) && start.tiles > 0) {
+      start.place = TilePlace(&TileAt(*start.schedule, start.first));
+    }
     const bool all_same =
         gemm.shared_selection < 0 ||
         (HasSharedExperts(kForm) && gemm.shared.groups_per_tile == gemm.weights.groups_per_tile);
     const int groups = all_same ? gemm.weights.groups_per_tile : 0;
-    start.code = gemm.use == ParameterUse::kAll        ? TileCode::kAllParameters
-                 : gemm.use == ParameterUse::kOneScale ? TileCode::kOneScale
-                 : groups == 2                         ? TileCode::kTwoGroups
-                 : groups == 1                         ? TileCode::kOneGroup
-                                                       : TileCode::kAnyGroups;
+    // Products of limbs have the same code for all uses.
+    start.code = !kLimbs && gemm.use == ParameterUse::kAll        ? TileCode::kAllParameters
+                 : !kLimbs && gemm.use == ParameterUse::kOneScale ? TileCode::kOneScale
+                 : groups == 2                                    ? TileCode::kTwoGroups
+                 : groups == 1                                    ? TileCode::kOneGroup
+                                                                  : TileCode::kAnyGroups;
     return start;
   }
 };
 
-/// Multiplies a warp's tiles of a phase, and stores its part of each unit's sums.
-/// `activations`: of the CTA's first k-tile, `first_tile`, in shared memory. `kGroups`: as
-/// TileProduct::Run.
-template <CodeKind kKind, ParameterUse kUse, PersistentForm kForm, int kGroups = 0>
+/// Multiplies a warp's tiles of a phase by `products` (TileProducts or LimbProducts), and stores
+/// its part of each unit's sums.
+template <PersistentForm kForm, typename Products>
 MARLIN_DEVICE void MultiplyTiles(const PersistentArguments& args, const PhaseGemm& gemm,
-                                 const PhaseStart& start, uint32_t activations, int first_tile,
-                                 bool is_low, float* sums, TileRing& ring) {
-  using T = Bf16x2;
-  constexpr bool kRows = IsRows(kForm);
-  const int lane = static_cast<int>(threadIdx.x) & 31;
-  const int warp = static_cast<int>(threadIdx.x) >> 5;
-  const TileLane tile_lane(lane);
-  const DecodeTable<kKind, T> table(gemm.weights);
-  const ParameterMode mode = ParameterModeOf<kKind, T>(gemm.weights);
-  using Group = GroupSums<kKind, T, kUse>;
-  // All activations are multiplied by 2^kActivationExponent, once.
-  constexpr float kUnit = Group::kUsed ? Group::kUnit : PowerOfTwo(-Group::kActivationExponent);
-  float acc[2][1][4] = {};
+                                 const PhaseStart& start, Products products, int slots,
+                                 TileRing& ring) {
+  if (start.tiles == 0) return;
   int open = -1;
-  const auto flush = [&] { StoreSums<kForm>(args, open, acc, kUnit, sums); };
-  uint32_t mine = activations + (lane >> 3) * 16 - first_tile * (kTileK * 2);
   const auto multiply = [&](int unit, int k_tile, const TileView& layout) {
     if (unit != open) {
-      if (open >= 0) flush();
+      if (open >= 0) products.Store(open);
       open = unit;
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) acc[r][0][e] = 0.0f;
-      }
+      products.Clear();
     }
-    const uint32_t rows[1] = {mine + k_tile * (kTileK * 2)};
-    const uint32_t at = ring.Await(is_low);
-    TileProduct<kKind, T, kUse, 1, 1>::template Run<kGroups, true>(
-        at, layout, rows, tile_lane, mode, table, acc, [&] { ring.Release(); });
+    const uint32_t at = ring.Await(slots);
+    products.Add(at, k_tile, layout, [&] { ring.Release(); });
   };
-  if constexpr (kRows) {
-    // Columns that no row has are multiplied by the first one's values, and not stored.
-    if ((lane & 7) < args.rows) mine += (lane & 7) * args.activation_stride;
-    const int first = TilesBefore(warp, start.tiles);
-    int left = TilesBefore(warp + 1, start.tiles) - first;
-    if (left == 0) return;
-    TileWalk walk(gemm, *start.schedule, first);
+  if constexpr (IsRows(kForm)) {
+    TileWalk walk(gemm, *start.schedule, start.first);
 #pragma unroll 1
-    for (; left > 0; --left, walk.Advance()) {
+    for (int left = start.tiles; left > 0; --left, walk.Advance()) {
       multiply(walk.unit(), walk.k_tile(), Tables{args}.LayoutOf<kForm>(gemm, walk.selection()));
     }
   } else {
-    TilePlace next = start.first;
+    const int end = start.first + start.tiles;
+    TilePlace next = start.place;
 #pragma unroll 1
-    for (int number = warp; number < start.tiles; number += kPersistentWarps) {
+    for (int number = start.first; number < end; ++number) {
       const TilePlace tile = next;
-      if (number + kPersistentWarps < start.tiles) {
-        next = TilePlace(*start.schedule, number + kPersistentWarps);
-      }
+      if (number + 1 < end) next = TilePlace(&TileAt(*start.schedule, number + 1));
       multiply(tile.unit(), tile.k_tile(), Tables{args}.LayoutOf<kForm>(gemm, tile.selection()));
     }
   }
-  if (open >= 0) flush();
+  products.Store(open);
 }
 
 /// The products of the CTA's tiles. `first_tile`: of k, with which the activations begin.
-template <CodeKind kKind, PersistentForm kForm>
+template <CodeKind kKind, PersistentForm kForm, bool kLimbs>
 MARLIN_DEVICE void MultiplyPhase(const PersistentArguments& args, int phase,
                                  const PhaseStart& start, int first_tile, TileRing& ring) {
   const PhaseGemm& gemm = Tables{args}.GemmOf(phase);
-  const bool is_low = SharesRing(kForm) && SlotOrder::IsLow(phase);
-  const uint32_t activations = SharedAddress(Memory()) + args.shared.activations;
-  const auto multiply = [&]<ParameterUse kUse, int kGroups = 0>() {
-    MultiplyTiles<kKind, kUse, kForm, kGroups>(args, gemm, start, activations, first_tile, is_low,
-                                               SumsOf(args), ring);
+  const int slots = SlotOrder::CountOf<kForm>(phase, args.slots);
+  const auto multiply = [&]<typename Products>() {
+    MultiplyTiles<kForm>(args, gemm, start, Products(args, gemm.weights, first_tile), slots, ring);
   };
-  if (start.code == TileCode::kOneScale) {
-    multiply.template operator()<ParameterUse::kOneScale>();
+  const auto multiply_limbs = [&]<int kGroups>() {
+    if (gemm.weights.zero_kind == ZeroKind::kNone) {
+      multiply.template operator()<LimbProducts<kForm, kGroups, false>>();
+    } else {
+      multiply.template operator()<LimbProducts<kForm, kGroups, true>>();
+    }
+  };
+  const auto multiply_bf16 = [&]<ParameterUse kUse, int kGroups = 0>() {
+    multiply.template operator()<TileProducts<kKind, kUse, kForm, kGroups>>();
+  };
+  if constexpr (kLimbs) {
+    if (start.code == TileCode::kTwoGroups) {
+      multiply_limbs.template operator()<2>();
+    } else if (start.code == TileCode::kOneGroup) {
+      multiply_limbs.template operator()<1>();
+    } else {
+      multiply_limbs.template operator()<0>();
+    }
+  } else if (start.code == TileCode::kOneScale) {
+    multiply_bf16.template operator()<ParameterUse::kOneScale>();
   } else if (start.code == TileCode::kTwoGroups) {
-    multiply.template operator()<ParameterUse::kScales, 2>();
+    multiply_bf16.template operator()<ParameterUse::kScales, 2>();
   } else if (start.code == TileCode::kOneGroup) {
-    multiply.template operator()<ParameterUse::kScales, 1>();
+    multiply_bf16.template operator()<ParameterUse::kScales, 1>();
   } else if (start.code == TileCode::kAnyGroups) {
-    multiply.template operator()<ParameterUse::kScales>();
+    multiply_bf16.template operator()<ParameterUse::kScales>();
   } else {
-    multiply.template operator()<ParameterUse::kAll>();
+    multiply_bf16.template operator()<ParameterUse::kAll>();
   }
 }
 

@@ -191,6 +191,10 @@ std::vector<Case> Cases() {
       {"llama_biases", Config("llama", {{"attention_bias", true}, {"mlp_bias", true}}), "u4/g64"},
       {"llama_bytes", Config("llama", {{"head_dim", 128}}), "s8/g128"},
       {"llama_fp8", Config("llama", {{"num_key_value_heads", 8}}), "fp8_e4m3/g128"},
+      {"odd_integers", Config("llama", {{"hidden_size", 192}, {"intermediate_size", 352}}),
+       "s4/g32"},
+      {"wide_integers", Config("llama", {{"hidden_size", 4096}, {"intermediate_size", 6144}}),
+       "s4/g128"},
       {"odd_sizes", Config("llama", {{"hidden_size", 192}, {"intermediate_size", 352}}),
        "fp4_e2m1/g32"},
       {"wide", Config("llama", {{"hidden_size", 4096}, {"intermediate_size", 6144}}),
@@ -201,6 +205,7 @@ std::vector<Case> Cases() {
       {"qwen3_moe", Config("qwen3_moe", experts), "fp4_e2m1/g32"},
       {"qwen3_moe_odd", Config("qwen3_moe", {{"num_experts", 15}}), "fp4_e2m1/g128"},
       {"qwen3_moe_zeros", Config("qwen3_moe", experts), "u4/g32"},
+      {"qwen3_moe_integers", Config("qwen3_moe", experts), "u4/g128"},
       {"qwen3_moe_many", Config("qwen3_moe", {{"num_experts", 140}, {"num_experts_per_tok", 8}}),
        "fp4_e2m1/g32"},
       {"qwen3_moe_mixed", Config("qwen3_moe", mixed), "fp4_e2m1/g32/e8m0"},
@@ -566,11 +571,36 @@ TEST_P(PersistentOnGpu, SequencesOfTwoThreadsDoNotMeet) {
   for (const std::vector<float>& logits : found) EXPECT_EQ(logits, wanted);
 }
 
+class StepsOnGpu : public PersistentOnGpu {};
+
+/// Over ten thousand steps.
+TEST_P(StepsOnGpu, HaveTheSameBits) {
+  constexpr int kTokens = 3400;
+  const Model model = Load(Open(true));
+  const std::vector<float> first = Decode(model, 0, kTokens);
+  for (int turn = 1; turn < 3; ++turn) EXPECT_EQ(Decode(model, 0, kTokens), first);
+}
+
 INSTANTIATE_TEST_SUITE_P(Models, PersistentOnGpu, ::testing::ValuesIn(Cases()),
                          [](const auto& param) { return param.param.name; });
 INSTANTIATE_TEST_SUITE_P(Latent, PersistentOnGpu, ::testing::ValuesIn(LatentCases()),
                          [](const auto& param) { return param.param.name; });
 INSTANTIATE_TEST_SUITE_P(Shared, PersistentOnGpu, ::testing::ValuesIn(SharedCases()),
+                         [](const auto& param) { return param.param.name; });
+
+/// A form of the kernel each.
+std::vector<Case> FormsOfOneRow() {
+  std::vector<Case> forms;
+  for (const std::vector<Case>& cases : {Cases(), SharedCases(), LatentCases()}) {
+    for (const Case& model : cases) {
+      const std::vector<std::string> names = {"llama",   "llama_biases", "qwen3_moe",
+                                              "qwen3_5", "qwen2_moe",    "deepseek_v3_wide"};
+      if (std::ranges::find(names, model.name) != names.end()) forms.push_back(model);
+    }
+  }
+  return forms;
+}
+INSTANTIATE_TEST_SUITE_P(Forms, StepsOnGpu, ::testing::ValuesIn(FormsOfOneRow()),
                          [](const auto& param) { return param.param.name; });
 
 }  // namespace

@@ -70,9 +70,13 @@ void ExpectPlace(const PhaseGemm& gemm, const BlockSchedule& schedule, const Sch
 
 void ExpectWarps(const BlockSchedule& schedule) {
   std::vector<uint32_t> warps(schedule.units.size());
-  for (size_t i = 0; i < schedule.tiles.size(); ++i) {
-    warps[schedule.tiles[i].unit] |= 1U << i % kPersistentWarps;
+  const int tiles = schedule.header.tiles;
+  for (int warp = 0; warp < kPersistentWarps; ++warp) {
+    for (int i = TilesBefore(warp, tiles); i < TilesBefore(warp + 1, tiles); ++i) {
+      warps[schedule.tiles[static_cast<size_t>(i)].unit] |= 1U << warp;
+    }
   }
+  EXPECT_EQ(TilesBefore(kPersistentWarps, tiles), tiles);
   for (size_t i = 0; i < warps.size(); ++i) EXPECT_EQ(schedule.units[i].warps, warps[i]);
 }
 
