@@ -53,8 +53,9 @@ struct ModelCase {
   ZeroKind zeros = ZeroKind::kNone;  ///< Kind of zeros of queries, keys and values,
   int group_size = 64;               ///< and their group size.
   CodeKind kind = CodeKind::kFp4;
+  int least_blocks = 4;
 
-  int blocks() const { return std::max(4, 2 * rows); }
+  int blocks() const { return std::max(least_blocks, 2 * rows); }
 };
 
 struct Layer {
@@ -417,6 +418,8 @@ INSTANTIATE_TEST_SUITE_P(
     Models, PersistentEmulation,
     ::testing::Values(
         ModelCase{.name = "token", .form = PersistentForm::kToken},
+        // Some CTAs have no tiles of a phase.
+        ModelCase{.name = "many_blocks", .form = PersistentForm::kToken, .least_blocks = 36},
         ModelCase{.name = "biases", .form = PersistentForm::kToken, .zeros = ZeroKind::kBiases},
         ModelCase{.name = "integers",
                   .form = PersistentForm::kToken,
@@ -432,7 +435,8 @@ INSTANTIATE_TEST_SUITE_P(
                   .gated = true,
                   .zeros = ZeroKind::kBiases,
                   .group_size = 32,
-                  .kind = CodeKind::kInt4},
+                  .kind = CodeKind::kInt4,
+                  .least_blocks = 36},
         ModelCase{.name = "integer_rows",
                   .form = PersistentForm::kRows,
                   .rows = 2,
@@ -448,7 +452,8 @@ INSTANTIATE_TEST_SUITE_P(
                   .parts = 2,
                   .gated = true,
                   .team_warps_log2 = 3,
-                  .kind = CodeKind::kInt4},
+                  .kind = CodeKind::kInt4,
+                  .least_blocks = 20},
         ModelCase{.name = "hybrid",
                   .form = PersistentForm::kHybrid,
                   .parts = 2,

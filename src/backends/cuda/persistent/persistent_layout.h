@@ -495,10 +495,11 @@ struct PersistentArguments {
   bool norms_after_rotary = false;  ///< The norms of queries and keys.
   PersistentForm form = PersistentForm::kToken;
   int rows = 1;
-  CodeKind kind = CodeKind::kFp4;  ///< Of all weights.
+  CodeKind kind = CodeKind::kFp4;  ///< All weights'.
   int activation_stride = 0;       ///< Bytes of a row's activations.
   int limb_stride = 0;             ///< Bytes of one of their limbs; 0: they are bf16.
-  /// Of bf16 activations: a power of two, which the finished sums are divided by (GroupSums).
+  /// Factor of activations in bf16: a power of two, by which the finished sums are divided
+  /// (GroupSums).
   float activation_factor = 1;
   bool output_gate = false;  ///< As AttentionStep.
   unsigned key_groups = 0;   ///< A bit for every cache group of keys.

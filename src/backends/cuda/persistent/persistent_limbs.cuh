@@ -217,7 +217,7 @@ class LimbProducts {
   /// Adds a group's sums, times their scales: those of rows g + 8 are 16 times as large.
   MARLIN_DEVICE void AddGroup(const Group& group, float unit) {
     const float ones[2] = {ToFloat(group.ones[0]), ToFloat(group.ones[1])};
-    // Of an integer zero, exact: below 2^24 with the sums' own offset.
+    // Exact, because zeros of all codes are integers: below 2^24 with the sums' own offset.
     float offsets[2][2];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -259,10 +259,11 @@ class LimbProducts {
   const TileLane lane_;
   const bool bf16_;
   const bool biases_;
-  const float zero_;  ///< Of all codes: an integer.
+  const float zero_;  ///< All codes': an integer.
   uint32_t limbs_;    ///< The lane's row of the first matrix, and the row's unit, of k-tile 0.
   uint32_t units_;
-  float acc_[2][4] = {};  ///< Of two limbs: of outputs g, then g + 8, times 16; then 16 more.
+  /// Two limbs' sums of outputs g, then g + 8, times 16; then the same of 16 outputs more.
+  float acc_[2][4] = {};
 };
 
 }  // namespace marlin::cuda

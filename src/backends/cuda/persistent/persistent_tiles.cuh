@@ -297,6 +297,8 @@ class TileCopier {
   MARLIN_DEVICE void Run() {
     const PersistentArguments& args = tables_.args;
     CopyLayer(0);
+    // Of the first layer, too, where that phase has run elsewhere: every arrival is waited for.
+    if (args.first_phase > 0) AwaitLayer(AllowedOf(Phase::kQkv), 0);
 #pragma unroll 1
     for (int phase = args.first_phase; phase < args.end_phase; ++phase) {
       const int layer = phase / kPhases;
@@ -436,8 +438,8 @@ class TileCopier {
   MARLIN_DEVICE void CopyPhase(int phase) {
     const PhaseGemm& gemm = tables_.GemmOf(phase);
     const Schedule& schedule = tables_.ScheduleOf(gemm);
-    if (schedule.tiles == 0) return;
     order_.template Begin<kForm>(phase, tables_.args.slots);
+    if (schedule.tiles == 0) return;
     const int slots = SlotOrder::CountOf<kForm>(phase, tables_.args.slots);
     // Every warp's part of the tiles is the same or one more.
     const int warp = FirstWarp() + Lane() % kWarps;
@@ -533,7 +535,7 @@ class TilePlace {
 /// one table after another takes hundreds of clocks.
 struct PhaseStart {
   const Schedule* schedule;
-  int first;  ///< Of the CTA's tiles, the warp's first one,
+  int first;  ///< The warp's first one of the CTA's tiles,
   int tiles;  ///< and how many it has.
   TileCode code;
   TilePlace place = {};  ///< The first one's; with several rows a TileWalk finds it.
