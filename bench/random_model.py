@@ -557,8 +557,9 @@ def coded_part(part: list[tuple[str, tuple[int, ...]]], weights: Weights, module
                               dtype=torch.int32, device=weights.device)
         size = k**-0.5 / SIZES[code_format]
         if weights.adds_nothing(module):
-            codes.zero_()
-        scales = (torch.rand((*stack, k // group, n), device=weights.device) + 0.5) * size
+            # The code of 0: of signed integers, in every nibble, 8.
+            codes.fill_(-0x77777778 if code_format == "s4" else 0)
+        scales = (torch.rand((*stack, -(-k // group), n), device=weights.device) + 0.5) * size
         stored[base + "qweight"] = Stored("U32", codes.cpu())
         if is_mx:  # The biased exponents of powers of two, rounded down.
             exponents = torch.log2(scales).floor().clamp(-127, 127) + 127

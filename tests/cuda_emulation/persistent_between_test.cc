@@ -47,6 +47,7 @@ struct BetweenCase {
   bool bf16_mixed = false;
   int blocks = 5;
   int rows = 1;
+  CodeKind kind = CodeKind::kFp4;
 };
 
 /// A run, its inputs, and what the kernel reads.
@@ -56,9 +57,9 @@ class BetweenRun {
     const int experts = case_.dense ? 1 : kExperts;
     for (int e = 0; e < experts; ++e) {
       mlps_.emplace_back(kFeatures, case_.dense ? kDenseInner : kInner, 128,
-                         static_cast<uint32_t>(100 + 3 * e));
+                         static_cast<uint32_t>(100 + 3 * e), case_.kind);
     }
-    if (!case_.dense) shared_.emplace_back(kFeatures, case_.parts * kInner, 64, 200);
+    if (!case_.dense) shared_.emplace_back(kFeatures, case_.parts * kInner, 64, 200, case_.kind);
     for (int i = 0; i < (kExperts + 1) * kFeatures; ++i) router_.data()[i] /= 16;
     // They differ by so little that rows select different experts, and no choice is positive.
     for (int e = 0; e < kExperts; ++e) choice_bias_.data()[e] = choice_bias_.data()[e] / 8 - 1.25F;
@@ -94,8 +95,8 @@ class BetweenRun {
     const cuda_emulation::Shape shape = {dim3(static_cast<unsigned>(case_.blocks)),
                                          kPersistentBlock, args_.shared.bytes, seed};
     cuda_emulation::Prefetched().clear();
-    const auto kernel = rows > 1 ? &PersistentKernel<CodeKind::kFp4, PersistentForm::kBetweenRows>
-                                 : &PersistentKernel<CodeKind::kFp4, PersistentForm::kBetween>;
+    const auto kernel =
+        case_.kind == CodeKind::kInt4 ? KernelOf<CodeKind::kInt4>() : KernelOf<CodeKind::kFp4>();
     ASSERT_EQ(cuda_emulation::Emulate(kernel, shape, args_), "");
     EXPECT_EQ(any_error_, 0);
     EXPECT_GT(margin_, 0.004) << "experts that rounding may exchange";
@@ -121,6 +122,12 @@ class BetweenRun {
   const std::vector<float>& last() const { return last_; }
 
  private:
+  template <CodeKind kKind>
+  void (*KernelOf() const)(PersistentArguments) {
+    return case_.rows > 1 ? &PersistentKernel<kKind, PersistentForm::kBetweenRows>
+                          : &PersistentKernel<kKind, PersistentForm::kBetween>;
+  }
+
   using Ranges = std::vector<std::pair<const std::byte*, int>>;
   static void AddTiles(const PhaseGemm& gemm, Ranges* ranges) {
     for (int i = 0; i < gemm.strips * gemm.k_tiles; ++i) {
@@ -195,6 +202,7 @@ class BetweenRun {
   // For the kernel:
 
   void Describe() {
+    args_.kind = case_.kind;
     args_.form = case_.rows > 1 ? PersistentForm::kBetweenRows : PersistentForm::kBetween;
     args_.rows = case_.rows;
     args_.features = kFeatures;
@@ -266,11 +274,11 @@ class BetweenRun {
   }
 
   const BetweenCase case_;
-  const Matrix out_{kMixed, kFeatures, 64, 1};
-  const Matrix query_{kFeatures, kQueries, 64, 2};
-  const Matrix low_{kFeatures, kRank, 64, 3};
-  const Matrix second_{kRank, kQueries, 128, 4};
-  const Matrix latent_{kFeatures, kWide, 64, 5};
+  const Matrix out_{kMixed, kFeatures, 64, 1, ZeroKind::kNone, case_.kind};
+  const Matrix query_{kFeatures, kQueries, 64, 2, ZeroKind::kNone, case_.kind};
+  const Matrix low_{kFeatures, kRank, 64, 3, ZeroKind::kNone, case_.kind};
+  const Matrix second_{kRank, kQueries, 128, 4, ZeroKind::kNone, case_.kind};
+  const Matrix latent_{kFeatures, kWide, 64, 5, ZeroKind::kNone, case_.kind};
   const Floats mlp_norm_{kFeatures, 6, 1.0f};
   const Floats attention_norm_{kFeatures, 7, 1.0f};
   const Floats query_norm_{kRank, 8, 1.0f};
@@ -320,6 +328,15 @@ INSTANTIATE_TEST_SUITE_P(
                     .biases = false,
                     .bf16_mixed = true,
                     .blocks = 9},
+        BetweenCase{.name = "integers",
+                    .projections = Projections::kOfRank,
+                    .biases = false,
+                    .kind = CodeKind::kInt4},
+        BetweenCase{.name = "integer_rows",
+                    .projections = Projections::kOfRank,
+                    .biases = false,
+                    .rows = 2,
+                    .kind = CodeKind::kInt4},
         BetweenCase{.name = "rows", .blocks = 9, .rows = 8},
         BetweenCase{.name = "rows_of_rank",
                     .projections = Projections::kOfRank,

@@ -1,6 +1,6 @@
 // How the units and tiles of a phase are dealt to the CTAs of the persistent kernel, and a CTA's
-// tiles to its warps where there are several rows. The host deals what it knows; the kernel itself
-// the experts that the rows have selected.
+// tiles to its warps. The host deals what it knows; the kernel itself the experts that several rows
+// have selected.
 #pragma once
 
 #include <cstdint>

@@ -272,7 +272,7 @@ struct PersistentShared {
   int rotations = 0;  ///< float2 [rows][pairs]: the CTA's row, then the ones before it.
   // GEMMs:
   int activations = 0;  ///< bf16, [rows][k of the CTA's units], or [rows][kLimbCount][k] bytes.
-  int units = 0;        ///< f32 [tiles of k][kMostLimbRows]: one in the tile's last limb.
+  int limb_units = 0;   ///< f32 [tiles of k][kMostLimbRows]: what a 1 in limb 0 stands for.
   int sums = 0;         ///< f32 [units][warps][32] or [units + warps][rows][kRowSumFloats]; the
                         ///< router's scores.
   // Gated delta nets:

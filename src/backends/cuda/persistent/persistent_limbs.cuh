@@ -1,9 +1,10 @@
 // Products of 4-bit integers in the persistent kernel, on tensor cores that multiply bytes.
 //
 //   Splitting a word of eight codes into bf16 takes twelve instructions, into bytes two: its low
-//   nibbles are the operand's row g, the high ones its row g + 8, times 16 (kInt4 in
-//   tile_layout.h). Activations are integers, too. Those of a row and a k-tile are multiples of a
-//   power of two, of 22 bits and a sign, so that they are nearer to fp32 than bf16 is:
+//   nibbles are the operand's row g, the high ones its row g + 8, times 16 (EncodeWords in
+//   decode_fragment.cuh). Activations are integers, too. Those of a row and a k-tile are multiples
+//   of a power of two, of 22 bits and a sign. The errors of most are smaller than those of bf16;
+//   below about 2^-14 of the tile's largest one they are larger, and sums do not show it:
 //
 //     x = unit (limb 0 + 2^8 limb 1 + 2^16 limb 2), limbs from -128 to 127
 //
@@ -70,7 +71,7 @@ MARLIN_DEVICE void StoreLimbs(const PersistentArguments& args, int quad, const f
         __byte_perm(columns[limb], other, order);
   }
   if (quad % 32 != 0) return;
-  auto* const units = reinterpret_cast<uint32_t*>(Memory() + args.shared.units);
+  auto* const units = reinterpret_cast<uint32_t*>(Memory() + args.shared.limb_units);
   constexpr uint32_t kNan = 0x7fc00000u;
   units[quad / 32 * kMostLimbRows + row] = exponent == 255 ? kNan : (exponent - 21) << 23;
 }
@@ -93,7 +94,7 @@ class LimbProducts {
     const int limb = (lane_.index & 3) < kLimbCount ? lane_.index & 3 : 0;
     limbs_ = base + args.shared.activations + limb * args.limb_stride + (lane_.index >> 3) * 16 -
              first_tile * kTileK;
-    units_ = base + args.shared.units - first_tile * kUnitBytes;
+    units_ = base + args.shared.limb_units - first_tile * kUnitBytes;
     if constexpr (kRows) {
       limbs_ += (lane_.index >> 2 & 1) * args.activation_stride;
       units_ += Row() * 4;

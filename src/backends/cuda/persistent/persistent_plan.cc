@@ -599,7 +599,7 @@ void TakeActivations(const LargestLayer& most, Offsets* shared, PersistentArgume
   args->activation_factor =
       std::ldexp(1.0F, ActivationExponentOf(ExponentsOf(args->kind, /*bf16=*/true)));
   at.activations = shared->Take(int64_t{args->rows} * args->activation_stride);
-  at.units = shared->Take(limbs ? int64_t{most.span} * kMostLimbRows * 4 : 0);
+  at.limb_units = shared->Take(limbs ? int64_t{most.span} * kMostLimbRows * 4 : 0);
 }
 
 /// The inputs and the sums of a GEMM of one row.

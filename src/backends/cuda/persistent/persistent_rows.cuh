@@ -12,7 +12,7 @@
 //   - Experts that several rows have selected are multiplied once (persistent_rows_router.cuh). A
 //     row that has not selected an expert has zeros in its inputs of the downs; of the gates, its
 //     sums are not published.
-//   - A warp has adjacent tiles of a CTA, so that few warps have sums of a unit.
+//   - A unit's sums have places for the warps that have tiles of it alone.
 #pragma once
 
 #include "backends/cuda/persistent/persistent_begin.cuh"

@@ -144,7 +144,7 @@ class RowsInputs : private RowsPart {
     }
   }
 
-  /// Stores the activations, the first time, with zeros up to quad `padded`, and the warp's part of
+  /// Stores the activations, the first time, with zeros up to whole tiles, and the warp's part of
   /// the dot products of router row `at`, if there is one.
   template <int kMost>
   MARLIN_DEVICE void GatherOnce(const uint32_t* words, uint32_t tag, int at,

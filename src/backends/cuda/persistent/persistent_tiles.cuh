@@ -2,8 +2,8 @@
 // ahead of the MMAs into the next phase, and the sums of a unit.
 //
 //   The tiles of a CTA's units are numbered, and a warp has adjacent ones (TilesBefore), so that it
-//   has few units. More warps copy them in this order, phase after phase, up to the
-//   last one that they are allowed: the experts' tiles are not known before the router has chosen.
+//   has few units. More warps copy them in this order, phase after phase, up to the last one that
+//   they are allowed: the experts' tiles are not known before the router has chosen.
 //   Copies are issued after a gather, never before one: a multiprocessor's requests are served in
 //   order, and polls would wait behind them.
 #pragma once
@@ -297,7 +297,8 @@ class TileCopier {
   MARLIN_DEVICE void Run() {
     const PersistentArguments& args = tables_.args;
     CopyLayer(0);
-    // Of the first layer, too, where that phase has run elsewhere: every arrival is waited for.
+    // Where the first layer's kQkv has run elsewhere: no barrier is arrived at twice without a
+    // wait.
     if (args.first_phase > 0) AwaitLayer(AllowedOf(Phase::kQkv), 0);
 #pragma unroll 1
     for (int phase = args.first_phase; phase < args.end_phase; ++phase) {

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <optional>
@@ -588,16 +589,17 @@ INSTANTIATE_TEST_SUITE_P(Latent, PersistentOnGpu, ::testing::ValuesIn(LatentCase
 INSTANTIATE_TEST_SUITE_P(Shared, PersistentOnGpu, ::testing::ValuesIn(SharedCases()),
                          [](const auto& param) { return param.param.name; });
 
-/// A form of the kernel each.
+/// Every form of one row; the first one also with integers and with experts.
 std::vector<Case> FormsOfOneRow() {
   std::vector<Case> forms;
   for (const std::vector<Case>& cases : {Cases(), SharedCases(), LatentCases()}) {
-    for (const Case& model : cases) {
+    std::ranges::copy_if(cases, std::back_inserter(forms), [](const Case& model) {
       const std::vector<std::string> names = {"llama",   "llama_biases", "qwen3_moe",
                                               "qwen3_5", "qwen2_moe",    "deepseek_v3_wide"};
-      if (std::ranges::find(names, model.name) != names.end()) forms.push_back(model);
-    }
+      return std::ranges::find(names, model.name) != names.end();
+    });
   }
+  EXPECT_EQ(forms.size(), 6U);
   return forms;
 }
 INSTANTIATE_TEST_SUITE_P(Forms, StepsOnGpu, ::testing::ValuesIn(FormsOfOneRow()),

@@ -402,6 +402,37 @@ TEST(PersistentPlan, RowsPartsOfMemoryDoNotOverlap) {
   }
 }
 
+TEST(PersistentPlan, LimbsAndTheirUnitsDoNotOverlap) {
+  for (const int rows : {1, 2, 3}) {
+    std::vector<PersistentLayer> layers(2, rows == 1 ? Layer() : LayerOfRows(rows));
+    const Schedules schedules = ScheduleLayers(layers, kBlocks, rows);
+    PersistentArguments shape = Shape();
+    shape.kind = CodeKind::kInt4;
+    shape.form = rows == 1 ? PersistentForm::kToken : PersistentForm::kRows;
+    shape.rows = rows;
+    const auto args = LayOutPersistent(shape, layers, schedules, kBlocks, kSharedBytes);
+    ASSERT_TRUE(args.has_value());
+    const PersistentShared& at = args->shared;
+    EXPECT_GE(at.limb_units - at.activations, rows * args->activation_stride);
+    if (rows > kMostLimbRows) {
+      EXPECT_EQ(args->limb_stride, 0);
+      EXPECT_GE(args->activation_stride, schedules.span * kTileK * 2);
+      continue;
+    }
+    EXPECT_GE(args->limb_stride, schedules.span * kTileK);
+    EXPECT_GE(args->activation_stride, kLimbCount * args->limb_stride);
+    EXPECT_GE(at.sums - at.limb_units, schedules.span * kMostLimbRows * 4);
+    // The eight columns of a matrix are in different banks, or the same.
+    std::set<int> banks;
+    for (int row = 0; row < rows; ++row) {
+      for (int limb = 0; limb < kLimbCount; ++limb) {
+        banks.insert((row * args->activation_stride + limb * args->limb_stride) / 16 % 8);
+      }
+    }
+    EXPECT_EQ(std::ssize(banks), rows * kLimbCount);
+  }
+}
+
 /// A layer with a shared expert in a model of `features`, in form kGeneral.
 std::optional<PersistentArguments> LayOutShared(int features, int kv_heads, int head_dim) {
   std::vector<PersistentLayer> layers(1);
