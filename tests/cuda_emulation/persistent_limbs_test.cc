@@ -94,7 +94,7 @@ std::vector<float4> Random(int rows, float scale) {
   return made;
 }
 
-/// Compares a row's sums. Their error is below that of limbs of 22 bits, and of sums in fp32.
+/// Compares a row's sums: limbs have 22 bits, and scaled sums are in fp32.
 void ExpectNear(const TiledWeights& weights, const float4* activations, const float* found) {
   const auto* const x = reinterpret_cast<const float*>(activations);
   double largest = 0;

@@ -2,9 +2,9 @@
 //
 //   Splitting a word of eight codes into bf16 takes twelve instructions, into bytes two: its low
 //   nibbles are the operand's row g, the high ones its row g + 8, times 16 (EncodeWords in
-//   decode_fragment.cuh). Activations are integers, too. Those of a row and a k-tile are multiples
-//   of a power of two, of 22 bits and a sign. The errors of most are smaller than those of bf16;
-//   below about 2^-14 of the tile's largest one they are larger, and sums do not show it:
+//   decode_fragment.cuh). Activations are integers, too. Each of a row and a k-tile is a multiple
+//   of a power of two, of 22 bits and a sign. Its error is smaller than in bf16, except below about
+//   2^-14 of the tile's largest one, where sums do not show it:
 //
 //     x = unit (limb 0 + 2^8 limb 1 + 2^16 limb 2), limbs from -128 to 127
 //
@@ -215,7 +215,7 @@ class LimbProducts {
     static constexpr uint32_t kOnes = 0x01010101u;
   };
 
-  /// Adds a group's sums, times their scales: those of rows g + 8 are 16 times as large.
+  /// Adds a group's sums, times their scales: rows g + 8 have sums 16 times as large.
   MARLIN_DEVICE void AddGroup(const Group& group, float unit) {
     const float ones[2] = {ToFloat(group.ones[0]), ToFloat(group.ones[1])};
     // Exact, because zeros of all codes are integers: below 2^24 with the sums' own offset.
