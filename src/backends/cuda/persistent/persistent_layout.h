@@ -71,8 +71,8 @@ constexpr int MostMergedByReaders(PersistentForm form) {
 constexpr bool HasSigmoids(PersistentForm form) {
   return IsBetween(form) || form == PersistentForm::kGeneral;
 }
-/// With at most this many rows, activations of 4-bit integers are integers, too, of several limbs
-/// (persistent_limbs.cuh); those of other codes, and of more rows, are bf16.
+/// With at most this many rows, activations that are multiplied by 4-bit integers are integers of
+/// several limbs (persistent_limbs.cuh). Other codes, and more rows, have activations in bf16.
 inline constexpr int kMostLimbRows = 2;
 inline constexpr int kLimbCount = 3;
 constexpr bool HasLimbs(CodeKind kind, int rows) {
