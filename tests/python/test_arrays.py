@@ -59,7 +59,9 @@ def test_unpacks_what_was_packed(format: str, scale_type: str, k: int) -> None:
         assert np.array_equal(got, mm.dequantize(packed))
     x = gaussian(3, k, seed=1)
     y = mm.quantized_linear(x, *parts, global_scale=packed.global_scale, **names)
-    assert np.allclose(y, x @ mm.dequantize(packed), rtol=2e-2, atol=2e-2)
+    # A kernel of the default accuracy may round both factors to bf16, by 2^-9 each.
+    decoded = mm.dequantize(packed)
+    assert np.all(np.abs(y - x @ decoded) <= 2**-8 * (np.abs(x) @ np.abs(decoded)))
 
 
 @pytest.mark.parametrize("format", ["bf16", "fp16", "fp32"])
