@@ -25,8 +25,8 @@ std::string_view DraftSourceName(DraftSource source);
 /// that the texts are those without speculation: bit for bit with ModelOptions::batch_invariant,
 /// and otherwise up to rounding.
 struct SpeculationOptions {
-  /// Most tokens that are guessed for a pass, up to kMostDrafts. 0: none; models with recurrent
-  /// states take no other value.
+  /// Most tokens that are guessed for a pass, up to kMostDrafts. 0: none. Of a model with recurrent
+  /// states each guess takes as much memory as the states of a sequence.
   int64_t tokens = 0;
   /// Guesses that many in every pass. False: as many as promise the most tokens per second, by the
   /// measured time of passes and guesses and the guesses accepted so far.
@@ -52,8 +52,7 @@ struct DraftCounts {
 inline constexpr int64_t kVocabularyPadding = 128;
 
 /// Errors: kInvalidArgument naming both models for vocabularies that differ by more than
-/// kVocabularyPadding or that have no end token in common, and for a moved-from model; kUnsupported
-/// for a draft with recurrent states, which cannot go back.
+/// kVocabularyPadding or that have no end token in common, and for a moved-from model.
 Status CheckDraftModel(const Model& model, const Model& draft);
 
 }  // namespace marlin

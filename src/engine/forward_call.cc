@@ -222,9 +222,9 @@ class ForwardCall {
     const SequenceInput& input = inputs_[chunk.input];
     KvCache& cache = input.sequence->state()->cache;
     const int64_t position = cache.length() + chunk.first;
-    MARLIN_RETURN_IF_ERROR(cache.Reserve(position, position + chunk.count));
+    MARLIN_RETURN_IF_ERROR(cache.Reserve(position, position + chunk.count, input.drafts));
     rows->caches.push_back(&cache);
-    rows->sequences.push_back({chunk.count, position + chunk.count});
+    rows->sequences.push_back({chunk.count, position + chunk.count, input.drafts});
     const auto total = static_cast<int64_t>(input.tokens.size());
     for (int64_t i = 0; i < chunk.count; ++i) {
       const int64_t token = chunk.first + i;

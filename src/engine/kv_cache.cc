@@ -84,6 +84,7 @@ KvCache::~KvCache() {
   ReturnFrom(0);
   for (size_t group = 0; group < blocks_.size(); ++group) {
     if (!pool_->IsRecurrent(group)) continue;
+    static_cast<void>(ResizeGuesses(group, 0));
     for (const StatePage which : {kState, kNextState, kKeptState}) SetState(group, which, -1);
   }
   pool_->Leave(&place_, -1);
@@ -105,15 +106,32 @@ void KvCache::KeepStates() {
 void KvCache::Grow(int64_t length) {
   for (size_t group = 0; group < blocks_.size(); ++group) {
     if (!pool_->IsRecurrent(group)) continue;
+    std::vector<int32_t>& pages = blocks_[group];
     if (length > length_) {
+      const size_t after = PlaceAfter(drafts_ == 0 ? 0 : length - length_ - 1);
       SetState(group, kState, -1);
-      blocks_[group][kState] = blocks_[group][kNextState];
-    } else if (blocks_[group][kNextState] >= 0) {
-      pool_->Return(group, blocks_[group][kNextState]);
+      pages[kState] = std::exchange(pages[after], -1);
+      // The other guesses' pages serve the next ones.
+      if (after >= kStatePages) pages.erase(pages.begin() + static_cast<std::ptrdiff_t>(after));
+    } else {
+      static_cast<void>(ResizeGuesses(group, 0));
     }
+    if (pages[kNextState] >= 0) pool_->Return(group, pages[kNextState]);
     SetNextState(group, -1);
   }
   length_ = length;
+}
+
+Status KvCache::ResizeGuesses(size_t group, int64_t drafts) {
+  std::vector<int32_t>& pages = blocks_[group];
+  const size_t wanted = kStatePages + static_cast<size_t>(drafts);
+  for (; pages.size() > wanted; pages.pop_back()) pool_->Return(group, pages.back());
+  pages.reserve(wanted);
+  while (pages.size() < wanted) {
+    MARLIN_ASSIGN_OR_RETURN(const int32_t page, pool_->Take(group));
+    pages.push_back(page);
+  }
+  return {};
 }
 
 void KvCache::SetNextState(size_t group, int32_t page) {
@@ -125,6 +143,11 @@ std::span<const int32_t> KvCache::TableFrom(size_t group, int64_t position) cons
   const std::span<const int32_t> table = blocks_[group];
   if (!pool_->IsRecurrent(group)) return table;
   return table.subspan(position == length_ ? kState : kNextState, 2);
+}
+
+std::array<int32_t, 2> KvCache::TableOfRow(size_t group, int64_t row) const {
+  const std::vector<int32_t>& pages = blocks_[group];
+  return {pages[row == 0 ? size_t{kState} : PlaceAfter(row - 1)], pages[PlaceAfter(row)]};
 }
 
 int64_t KvCache::ShortestLength() const {
@@ -231,10 +254,12 @@ void KvCache::DropUnseen(size_t group, int64_t position) {
   }
 }
 
-Status KvCache::Reserve(int64_t position, int64_t end) {
+Status KvCache::Reserve(int64_t position, int64_t end, int64_t drafts) {
+  drafts_ = drafts;
   for (size_t group = 0; group < blocks_.size(); ++group) {
     std::vector<int32_t>& blocks = blocks_[group];
     if (pool_->IsRecurrent(group)) {
+      MARLIN_RETURN_IF_ERROR(ResizeGuesses(group, drafts));
       if (end == position || blocks[kNextState] >= 0) continue;
       MARLIN_ASSIGN_OR_RETURN(const int32_t page, pool_->Take(group));
       SetNextState(group, page);

@@ -1,6 +1,7 @@
 // The KV cache of sequences, in pages of device memory.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -79,9 +80,10 @@ class KvCache {
   void Publish(std::span<const int32_t> tokens, bool with_states = true);
 
   /// Allocates pages for the positions [position, end), at or after length(), and for the states
-  /// after them. Earlier positions and states stay intact until Grow, so that a failed call can be
-  /// retried. Errors: kOutOfMemory.
-  Status Reserve(int64_t position, int64_t end);
+  /// after them. Where the last `drafts` of these are guesses, which follow one token, each has
+  /// states of its own, to which Grow may advance. Earlier positions and states stay intact until
+  /// Grow, so that a failed call can be retried. Errors: kOutOfMemory.
+  Status Reserve(int64_t position, int64_t end, int64_t drafts = 0);
   /// Returns the pages of positions from `end` on, at or after length(), and at length() the pages
   /// of states after them. No work may use them.
   void Release(int64_t end);
@@ -91,11 +93,20 @@ class KvCache {
   /// A sequence's row of StepPages::block_tables, for a pass that begins at `position`. In a
   /// recurrent group a pass after the first one of a call goes on from its state.
   std::span<const int32_t> TableFrom(size_t group, int64_t position) const;
+  /// The states of a recurrent group before and after one of the rows that Reserve has taken drafts
+  /// for: row 0 is the token, row 1 the first guess.
+  std::array<int32_t, 2> TableOfRow(size_t group, int64_t row) const;
 
  private:
   void DropUnseen(size_t group, int64_t position);
   /// Returns the pages from a block on.
   void ReturnFrom(size_t block);
+  /// Where the page is that gets the state after a row, as in TableOfRow.
+  static size_t PlaceAfter(int64_t row) {
+    return row == 0 ? size_t{kNextState} : kStatePages + static_cast<size_t>(row) - 1;
+  }
+  /// Takes or returns pages, so that as many guesses have states.
+  Status ResizeGuesses(size_t group, int64_t drafts);
   /// Sets kNextState without an owner more.
   void SetNextState(size_t group, int32_t page);
   /// Replaces a page of a recurrent group, of which the sequence becomes another owner; -1: none.
@@ -107,6 +118,7 @@ class KvCache {
   bool truncatable_;
   int64_t length_ = 0;
   int64_t kept_length_ = 0;  ///< The length of KeepStates; 0: none.
+  int64_t drafts_ = 0;       ///< Of the last Reserve.
   BlockTables blocks_;
   PrefixPlace place_;
 };

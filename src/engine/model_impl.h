@@ -45,13 +45,6 @@ struct Model::Impl {
   mutable std::vector<Arena> arenas;  ///< Idle arenas.
 };
 
-/// Errors: kUnsupported for a model with recurrent states, which takes no drafts.
-inline Status CheckDrafts(const Model::Impl& model) {
-  if (!model.pool->HasStates()) return {};
-  return Status(Code::kUnsupported,
-                "drafts: the recurrent states of " + model.info.model_type + " cannot go back");
-}
-
 /// Errors: kInvalidArgument for a moved-from model.
 inline Status CheckModel(const char* name, const Model& model) {
   if (model.valid()) return {};

@@ -19,6 +19,7 @@ Status PassUpload::Send(Arena& arena, StepValues* values) {
   parts.drafts = upload_.Add(rows_.drafts);
   parts.masks = upload_.Add(rows_.masks);
   parts.mask_rows = upload_.Add(rows_.mask_rows);
+  parts.turns = AddTurns();
   for (size_t group = 0; group < model_.pool->groups(); ++group) {
     parts.groups.push_back(AddGroup(group));
   }
@@ -32,10 +33,35 @@ Status PassUpload::Send(Arena& arena, StepValues* values) {
   values->first_rows = upload_.View(parts.first_rows);
   values->wanted = upload_.View(parts.wanted);
   MARLIN_RETURN_IF_ERROR(ViewSampling(parts, values));
+  ViewTurns(parts, values);
   for (const GroupParts& group : parts.groups) {
     MARLIN_RETURN_IF_ERROR(ViewGroup(group, values));
   }
   return wanted_.steps == nullptr ? Status() : ViewSteps(parts, values);
+}
+
+/// Adds the turns of a pass with states after guesses.
+std::vector<PassUpload::TurnParts> PassUpload::AddTurns() {
+  std::vector<TurnParts> parts;
+  const auto is_guessed = [](const PassSequence& sequence) { return sequence.drafts > 0; };
+  if (!model_.pool->HasStates() || std::ranges::none_of(rows_.sequences, is_guessed)) return parts;
+  turns_ = PlanTurns(rows_.sequences);
+  for (const PlannedTurn& turn : turns_) {
+    // Only their signs are read.
+    const std::vector<int32_t> positions(static_cast<size_t>(turn.rows));
+    TurnParts& of_turn = parts.emplace_back();
+    of_turn.positions = upload_.Add(positions);
+    of_turn.first_rows = upload_.Add(FirstRowsOf(turn, rows_.sequences));
+  }
+  return parts;
+}
+
+void PassUpload::ViewTurns(const PassParts& parts, StepValues* values) const {
+  for (size_t i = 0; i < turns_.size(); ++i) {
+    values->turns.push_back({turns_[i].first, turns_[i].stride,
+                             upload_.View(parts.turns[i].positions),
+                             upload_.View(parts.turns[i].first_rows)});
+  }
 }
 
 /// Adds the tables of a group; none of one that another part of the model has.
@@ -46,6 +72,9 @@ PassUpload::GroupParts PassUpload::AddGroup(size_t group) {
   parts.blocks = upload_.Add(blocks);
   if (model_.pool->IsRecurrent(group)) {
     if (wanted_.steps != nullptr) parts.continued = upload_.Add(BlockTables(group, 1));
+    for (const PlannedTurn& turn : turns_) {
+      parts.turns.push_back(upload_.Add(StatePages(group, turn)));
+    }
     return parts;
   }
   const Mixer& mixer =
@@ -70,6 +99,10 @@ Status PassUpload::ViewGroup(const GroupParts& parts, StepValues* values) const 
   MARLIN_ASSIGN_OR_RETURN(pages.block_tables, upload_.View(parts.blocks, blocks));
   if (parts.continued.count > 0) {
     MARLIN_ASSIGN_OR_RETURN(pages.continued, upload_.View(parts.continued, blocks));
+  }
+  for (const IndexUpload::Part& turn : parts.turns) {
+    const Shape of_turn{static_cast<int64_t>(turn.count) / 2, 2};
+    MARLIN_ASSIGN_OR_RETURN(pages.turns.emplace_back(), upload_.View(turn, of_turn));
   }
   if (parts.pages.count == 0) return {};
   pages.expanded.pages = upload_.View(parts.pages);
@@ -127,6 +160,23 @@ std::vector<int32_t> PassUpload::BlockTables(size_t group, int64_t fed) const {
     tables.resize(tables.size() + most - row.size(), -1);
   }
   return tables;
+}
+
+/// RecurrentRows::pages of a turn.
+std::vector<int32_t> PassUpload::StatePages(size_t group, const PlannedTurn& turn) const {
+  std::vector<int32_t> pages;
+  for (size_t i = 0; i < turn.sequences; ++i) {
+    const KvCache& cache = *rows_.caches[turn.first_sequence + i];
+    const PassSequence& sequence = rows_.sequences[turn.first_sequence + i];
+    if (turn.row == PlannedTurn::kAllRows) {
+      const auto table = cache.TableFrom(group, sequence.length - sequence.rows);
+      pages.insert(pages.end(), table.begin(), table.end());
+    } else {
+      const auto table = cache.TableOfRow(group, turn.row);
+      pages.insert(pages.end(), table.begin(), table.end());
+    }
+  }
+  return pages;
 }
 
 }  // namespace marlin

@@ -10,6 +10,7 @@
 #include "engine/index_upload.h"
 #include "engine/kv_cache.h"
 #include "engine/model_impl.h"
+#include "engine/recurrent_turns.h"
 #include "marlin/status.h"
 #include "model/mixer.h"
 #include "plan/step/decoder_step.h"
@@ -51,10 +52,16 @@ class PassUpload {
   /// The places of a group's tables in an upload.
   struct GroupParts {
     IndexUpload::Part blocks;
-    IndexUpload::Part continued;  ///< For a recurrent group and several steps.
-    IndexUpload::Part pages;      ///< Empty: the pass expands none.
+    IndexUpload::Part continued;           ///< For a recurrent group and several steps.
+    std::vector<IndexUpload::Part> turns;  ///< For a recurrent group: its pages.
+    IndexUpload::Part pages;               ///< Empty: the pass expands none.
     IndexUpload::Part tokens;
     IndexUpload::Part expanded_blocks;
+  };
+  /// The places of a turn's vectors.
+  struct TurnParts {
+    IndexUpload::Part positions;
+    IndexUpload::Part first_rows;
   };
   /// The places of a pass's vectors in its upload.
   struct PassParts {
@@ -67,20 +74,25 @@ class PassUpload {
     IndexUpload::Part drafts;
     IndexUpload::Part masks;
     IndexUpload::Part mask_rows;
+    std::vector<TurnParts> turns;
     std::vector<GroupParts> groups;
     IndexUpload::Part stop_ids;  ///< From here on: for several steps.
     IndexUpload::Part results;   ///< Counts [inputs], then tokens [inputs, steps].
   };
 
+  std::vector<TurnParts> AddTurns();
   GroupParts AddGroup(size_t group);
+  void ViewTurns(const PassParts& parts, StepValues* values) const;
   Status ViewGroup(const GroupParts& parts, StepValues* values) const;
   Status ViewSteps(const PassParts& parts, StepValues* values);
   Status ViewSampling(const PassParts& parts, StepValues* values) const;
   std::vector<int32_t> BlockTables(size_t group, int64_t fed) const;
+  std::vector<int32_t> StatePages(size_t group, const PlannedTurn& turn) const;
 
   const Model::Impl& model_;
   const Wanted& wanted_;
   const PassRows& rows_;
+  std::vector<PlannedTurn> turns_;  ///< Empty: one of all rows.
   IndexUpload upload_;
   TensorView step_results_;
 };

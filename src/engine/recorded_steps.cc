@@ -30,9 +30,9 @@ RecordedSteps::Key RecordedSteps::KeyOf(const StepValues& values) {
     (add_one(views), ...);
   };
   // Bindings name every member, so that one that is added to StepValues does not compile here.
-  const auto& [ids, positions, first_rows, wanted, pages, hidden, projected, latent, mixed, inner,
-               normed, expert_ids, expert_weights, logits, samplers, sampler_rows, tokens, allowed,
-               allowed_rows, drafts, logprobs, advance, hidden_out] = values;
+  const auto& [ids, positions, first_rows, wanted, pages, turns, hidden, projected, latent, mixed,
+               inner, normed, expert_ids, expert_weights, logits, samplers, sampler_rows, tokens,
+               allowed, allowed_rows, drafts, logprobs, advance, hidden_out] = values;
   add(ids, positions, first_rows, wanted, hidden, projected, latent, mixed, inner, normed,
       expert_ids, expert_weights, logits, samplers, sampler_rows, tokens, allowed, allowed_rows,
       drafts, hidden_out);
@@ -40,8 +40,14 @@ RecordedSteps::Key RecordedSteps::KeyOf(const StepValues& values) {
   add(of_ids, likely_ids, of_likely);
   const auto& [stop_ids, next_ids, next_positions, state_rows, counts, all_tokens] = advance;
   add(stop_ids, next_ids, next_positions, state_rows, counts, all_tokens);
-  for (const auto& [slabs, block_tables, expanded, continued] : pages) {
+  for (const auto& [first, stride, of_positions, of_first_rows] : turns) {
+    key.push_back(static_cast<uintptr_t>(first));
+    key.push_back(static_cast<uintptr_t>(stride));
+    add(of_positions, of_first_rows);
+  }
+  for (const auto& [slabs, block_tables, expanded, continued, of_turns] : pages) {
     add(block_tables, continued, expanded.pages, expanded.tokens, expanded.block_tables);
+    for (const TensorView& of_turn : of_turns) add(of_turn);
     key.push_back(slabs.size());
     for (void* const slab : slabs) key.push_back(reinterpret_cast<uintptr_t>(slab));
   }

@@ -30,10 +30,12 @@ struct MixerOperation {
   std::vector<DecoderOperation> unfused;
 };
 
-/// The rows of a pass that belong to one sequence, and its keys after them.
+/// The rows of a pass that belong to one sequence, its keys after them, and how many of the rows,
+/// all but the first, are guesses.
 struct PassSequence {
   int64_t rows = 0;
   int64_t length = 0;
+  int64_t drafts = 0;
 };
 
 /// The facts that all passes of a model share.

@@ -5,6 +5,7 @@
 
 #include "base/macros.h"
 #include "base/seconds_since.h"
+#include "engine/batch/batch_states.h"
 #include "engine/kv_cache.h"
 
 namespace marlin {
@@ -15,7 +16,8 @@ int64_t MostDrafts(const Model& model, const BatchText& text, int64_t room) {
   if (text.constrained || text.left() > 1) return 0;
   const int64_t fed = text.sequence->length() + 1;
   const int64_t wanted = text.options->max_tokens - std::ssize(text.generated.token_ids);
-  return std::min({room, model.info().max_positions - fed, wanted - 1});
+  const int64_t most = std::min({room, model.info().max_positions - fed, wanted - 1});
+  return PieceToState(model, text, 1 + most) - 1;
 }
 
 /// Whether a greedy guess is what the text's sampler would choose.
@@ -46,14 +48,15 @@ class PassDrafts {
     if (!status.ok() || text.drafts.empty()) return status;
     KvCache& cache = text.sequence->state()->cache;
     const int64_t fed = text.sequence->length() + 1;
-    if (!cache.Reserve(cache.length(), fed + std::ssize(text.drafts)).ok()) {
+    const int64_t drafts = std::ssize(text.drafts);
+    if (!cache.Reserve(cache.length(), fed + drafts, drafts).ok()) {
       text.drafts.clear();
       room_ = 0;
       return {};
     }
-    room_ -= std::ssize(text.drafts);
-    pass_.rows += std::ssize(text.drafts);
-    pass_.tokens += text.control->ExpectedTokens(std::ssize(text.drafts)) - 1;
+    room_ -= drafts;
+    pass_.rows += drafts;
+    pass_.tokens += text.control->ExpectedTokens(drafts) - 1;
     return {};
   }
 

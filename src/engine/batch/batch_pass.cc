@@ -86,8 +86,10 @@ class FeedCall {
     Wanted wanted;
     wanted.samplers = slots_.states();
     wanted.tokens = tokens_;
-    // In order where every slot is sampled.
-    if (state_rows_.size() < slots_.texts().size()) wanted.sampler_rows = state_rows_;
+    // Every slot is sampled, in order, or those that are have their rows.
+    const bool in_order = state_rows_.size() == slots_.texts().size() &&
+                          std::is_sorted(state_rows_.begin(), state_rows_.end());
+    if (!in_order) wanted.sampler_rows = state_rows_;
     if (has_masks_ || likely_ >= 0) wanted.extras = &extras;
     return RunForward(model_, inputs_, wanted);
   }
@@ -195,9 +197,12 @@ Status DecodeTexts(const Model& model, const BatchSlots& slots, std::vector<Samp
 Status FeedTexts(const Model& model, const BatchSlots& slots, std::span<BatchText* const> running,
                  std::vector<SampledText>* sampled) {
   FeedCall call(Internals::Impl(model), slots);
-  for (BatchText* const text : slots.texts()) {
-    if (text->piece > 0) call.Add(*text);
-  }
+  std::vector<BatchText*> sampled_texts(slots.texts().begin(), slots.texts().end());
+  std::erase_if(sampled_texts, [](const BatchText* text) { return text->piece == 0; });
+  // Neighbors with as many guesses share the turns of recurrent operations.
+  std::ranges::stable_sort(sampled_texts, {},
+                           [](const BatchText* text) { return text->drafts.size(); });
+  for (BatchText* const text : sampled_texts) call.Add(*text);
   for (BatchText* const text : running) {
     if (text->piece > 0 && text->slot < 0) call.Add(*text);
   }

@@ -311,7 +311,11 @@ void ContinuousBatch::End(BatchText& text, StopReason reason, const Status& erro
   text.ended = true;
   slots_.Leave(text);
   if (error.ok() && text.sequence) PublishPages(*model_, &text);
-  if (text.given != nullptr && text.sequence) *text.given = *std::move(text.sequence);
+  if (text.given != nullptr && text.sequence) {
+    KvCache& cache = text.sequence->state()->cache;
+    cache.Release(cache.length());
+    *text.given = *std::move(text.sequence);
+  }
   text.sequence.reset();
   full_ = false;
   observer_->Ended(text);

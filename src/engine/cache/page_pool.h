@@ -20,7 +20,7 @@
 namespace marlin {
 
 /// The pages of a sequence's blocks, one block table per KV cache group. A recurrent group's has
-/// kStatePages pages instead.
+/// kStatePages pages instead, and then those that get the states after guesses.
 using BlockTables = std::vector<std::vector<int32_t>>;
 
 /// The pages of a recurrent group that a sequence has, or -1. Two neighbors are its row of

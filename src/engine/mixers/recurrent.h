@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include "engine/forward.h"
 #include "marlin/recurrent.h"
@@ -16,9 +17,23 @@ inline constexpr int64_t kMaxConvWidth = 16;
 Result<MutableTensorView> ProjectHidden(Pass& pass, int64_t layer, const Projection& projection);
 /// The weights of a causal convolution, [channels, width].
 TensorView ConvWeights(const DeviceVector& conv, int64_t channels, int64_t width);
-/// The rows of a pass and the pages of their sequences' states. In several steps of one recording,
-/// rows that have ended do not take part.
-RecurrentRows RecurrentRowsOf(const Pass& pass, int64_t layer);
+/// The rows of a pass that a recurrent operation takes in one call.
+struct PassTurn {
+  /// Of these rows, and with the pages of their sequences' states. In several steps of one
+  /// recording, rows that have ended do not take part.
+  RecurrentRows rows;
+  int64_t first = 0;   ///< In the pass.
+  int64_t stride = 1;  ///< From a row to the next.
+
+  /// The turn's rows of a matrix that has all rows of the pass.
+  MutableTensorView Of(const MutableTensorView& matrix) const;
+  /// The same as heads, [rows, heads, dim].
+  MutableTensorView HeadsOf(const MutableTensorView& matrix, int64_t heads, int64_t dim) const;
+};
+/// Runs a recurrent operation of a layer: of all rows at once or, where guesses among them need
+/// states of their own, turn by turn.
+Status ForEachTurn(const Pass& pass, int64_t layer,
+                   const std::function<Status(const PassTurn&)>& run);
 /// A layer's states, of MixerState::fixed elements each.
 RecurrentStates StatesOf(const Pass& pass, int64_t layer);
 

@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/internals.h"
 #include "base/macros.h"
+#include "engine/kv_cache.h"
+#include "engine/model_impl.h"
 
 namespace marlin {
 
@@ -14,18 +17,28 @@ Status ModelDrafts::Restart(int64_t /*first*/) {
   MARLIN_ASSIGN_OR_RETURN(Sequence sequence, draft_.NewSequence());
   sequence_.emplace(std::move(sequence));
   fed_.clear();
+  known_ = 0;
   return {};
 }
 
 Status ModelDrafts::GoBack(std::span<const int32_t> tokens) {
   const auto text = tokens.first(tokens.size() - 1);
   const auto differ = std::mismatch(fed_.begin(), fed_.end(), text.begin(), text.end());
-  const auto same = static_cast<size_t>(differ.first - fed_.begin());
+  auto same = static_cast<size_t>(differ.first - fed_.begin());
   // A call that failed may have fed more than fed_ says.
   if (sequence_->length() == static_cast<int64_t>(same)) return {};
+  // A text that is tried again ends before the states that are kept.
+  if (Internals::Impl(draft_).pool->HasStates()) same = same < known_ ? 0 : known_;
   MARLIN_RETURN_IF_ERROR(sequence_->Truncate(static_cast<int64_t>(same)));
   fed_.resize(same);
+  known_ = std::min(known_, same);
   return {};
+}
+
+void ModelDrafts::Know(std::span<const int32_t> tokens) {
+  fed_.insert(fed_.end(), tokens.begin(), tokens.end());
+  known_ = fed_.size();
+  sequence_->state()->cache.KeepStates();
 }
 
 std::span<const int32_t> ModelDrafts::Unfed(std::span<const int32_t> tokens) const {
@@ -46,7 +59,7 @@ Status ModelDrafts::Follow(std::span<const int32_t> tokens, int64_t fed) {
   input.feed_only = true;
   const Shape nothing{0, draft_.info().vocab_size};
   MARLIN_RETURN_IF_ERROR(draft_.Forward({&input, 1}, {nullptr, DType::kF32, nothing}));
-  fed_.insert(fed_.end(), unfed.begin(), unfed.end());
+  Know(unfed);
   return {};
 }
 
@@ -61,7 +74,7 @@ Result<std::vector<int32_t>> ModelDrafts::Guess(std::span<const int32_t> tokens,
   std::vector<int32_t> guess(static_cast<size_t>(most));
   const SequenceInput input{&*sequence_, unfed};
   MARLIN_RETURN_IF_ERROR(draft_.ForwardAndSample({&input, 1}, state, {guess.data(), 1}));
-  fed_.insert(fed_.end(), unfed.begin(), unfed.end());
+  Know(unfed);
   if (most > 1) {
     const DecodeInput next{&*sequence_, guess.front()};
     int64_t count = 0;

@@ -28,8 +28,11 @@ class ModelDrafts final : public Drafter {
   bool draws() const override { return true; }
 
  private:
-  /// Goes back to where the text is what the draft was fed, before the text's last token.
+  /// Goes back to where the text is what the draft was fed, before the text's last token, or, with
+  /// recurrent states, to before its guesses.
   Status GoBack(std::span<const int32_t> tokens);
+  /// Appends tokens of the text that the draft was fed.
+  void Know(std::span<const int32_t> tokens);
   /// The tokens that it was not fed, or nothing if the draft cannot be fed all of them.
   std::span<const int32_t> Unfed(std::span<const int32_t> tokens) const;
 
@@ -38,6 +41,7 @@ class ModelDrafts final : public Drafter {
   std::shared_ptr<DraftSamplers> samplers_;
   std::optional<Sequence> sequence_;
   std::vector<int32_t> fed_;
+  size_t known_ = 0;  ///< The first of these, which are no guesses; their states are kept.
 };
 
 }  // namespace marlin

@@ -63,9 +63,7 @@ Status CheckDraftModel(const Model& model, const Model& draft) {
     return Invalid(fmt::format("draft: {} ends texts with token {}, {} with {}; expected the same",
                                NameOf(draft), of_draft_ends.front(), NameOf(model), ends.front()));
   }
-  if (!Internals::Impl(draft).pool->HasStates()) return {};
-  return Status(Code::kUnsupported,
-                fmt::format("draft: the recurrent states of {} cannot go back", NameOf(draft)));
+  return {};
 }
 
 Status CheckSpeculation(const Model& model, const SpeculationOptions& options) {
@@ -82,7 +80,6 @@ Status CheckSpeculation(const Model& model, const SpeculationOptions& options) {
     if (options.source == DraftSource::kLookup && !options.always) return {};
     return invalid("tokens: expected 1 or more, got 0");
   }
-  MARLIN_RETURN_IF_ERROR(CheckDrafts(Internals::Impl(model)).WithContext("speculation"));
   if (options.source == DraftSource::kLayer) {
     return model.draft().status().WithContext("speculation");
   }

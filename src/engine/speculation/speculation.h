@@ -12,8 +12,7 @@
 
 namespace marlin {
 
-/// Errors: kInvalidArgument naming the option, as Model::draft and CheckDraftModel; kUnsupported
-/// for a model with recurrent states.
+/// Errors: kInvalidArgument naming the option, as Model::draft and CheckDraftModel.
 Status CheckSpeculation(const Model& model, const SpeculationOptions& options);
 
 /// Makes the drafters of texts, which share a sampler and guess one after another.

@@ -250,6 +250,19 @@ struct StepPages {
   ExpandedPages expanded = {};
   /// The block_tables of a recurrent group for the steps after the first one in a recording.
   TensorView continued = {};
+  /// RecurrentRows::pages of a recurrent group in each of StepValues::turns.
+  std::vector<TensorView> turns = {};
+};
+
+/// Rows of a step that a recurrent operation takes in one call, where guesses among the others
+/// need states of their own: every `stride`-th row from `first` on.
+struct RecurrentTurn {
+  int64_t first = 0;
+  int64_t stride = 1;
+  TensorView positions;   ///< As RecurrentRows, of these rows alone.
+  TensorView first_rows;  ///< Likewise.
+
+  int64_t rows() const { return positions.dim(0); }
 };
 
 /// The vectors by which another step can follow in the same recording, as in AdvanceTokensCall.
@@ -274,6 +287,7 @@ struct StepValues {
   TensorView first_rows;  ///< As in SequenceRows.
   TensorView wanted;      ///< i32: the rows whose logits are wanted.
   std::vector<StepPages> pages;
+  std::vector<RecurrentTurn> turns;  ///< Empty: recurrent operations take all rows in one call.
   MutableTensorView hidden;
   MutableTensorView projected;
   MutableTensorView latent;

@@ -266,6 +266,41 @@ TEST(KvCache, AStateIsReplacedOnlyByACallThatSucceeds) {
   EXPECT_EQ(pool->statistics().states_used, 0);
 }
 
+TEST(KvCache, AdvancesToTheStatesAfterAcceptedGuesses) {
+  CacheShape shape = Shape3({0, 0, 0});
+  shape.layers[1].kept = shape.layers[2].kept = MixerState{.fixed = 3000};
+  const auto pool = MakePool(*Device::Open("cpu", {.threads = 1}), shape);
+  KvCache cache(pool, true);
+  ASSERT_TRUE(cache.Reserve(0, 10).ok());
+  cache.Grow(10);
+  int64_t fed = 10;
+  for (const int64_t sampled : {1, 4, 2, 3}) {
+    const int32_t before = StatesOf(cache, 1)[0];
+    ASSERT_TRUE(cache.Reserve(fed, fed + 4, 3).ok());
+    EXPECT_EQ(pool->statistics().states_used, 5);
+    std::set<int32_t> pages = {before};
+    for (int64_t row = 0; row < 4; ++row) {
+      const auto [from, to] = cache.TableOfRow(1, row);
+      EXPECT_EQ(from, row == 0 ? before : cache.TableOfRow(1, row - 1)[1]);
+      pages.insert(to);
+    }
+    EXPECT_EQ(pages.size(), 5U);
+    const int32_t after = cache.TableOfRow(1, sampled - 1)[1];
+    fed += sampled;
+    cache.Grow(fed);
+    EXPECT_THAT(StatesOf(cache, 1), ElementsAre(after, -1));
+  }
+  // A call that fails, and one without guesses, give their pages back.
+  ASSERT_TRUE(cache.Reserve(fed, fed + 4, 3).ok());
+  cache.Grow(fed);
+  EXPECT_EQ(pool->statistics().states_used, 1);
+  ASSERT_TRUE(cache.Reserve(fed, fed + 3, 2).ok());
+  ASSERT_TRUE(cache.Reserve(fed, fed + 1).ok());
+  EXPECT_EQ(pool->statistics().states_used, 2);
+  cache.Grow(fed + 1);
+  EXPECT_EQ(pool->statistics().states_used, 1);
+}
+
 // A state of 2 MiB has a slab of its own.
 TEST(KvCache, CallsDoNotAllocateStatesAgain) {
   CacheShape shape = Shape3({0});

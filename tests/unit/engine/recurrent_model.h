@@ -58,18 +58,20 @@ class FadingSum final : public Mixer {
     MARLIN_RETURN_IF_ERROR(NormalizeHidden(pass, pass.layer(layer).input_norm, x));
     MARLIN_RETURN_IF_ERROR(Apply(pass.device, pass.layer(layer).mixer.projections[0], x,
                                  pass.products, pass.values.projected));
-    Work work{RecurrentRowsOf(pass, layer),
-              StatesOf(pass, layer),
-              {},
-              pass.values.projected,
-              MixedOf(pass, layer)};
-    work.slabs.assign(work.states.slabs.begin(), work.states.slabs.end());
-    if (pass.device.info().backend != "remote") return Mix(work);
-    work.rows = {Local(work.rows.positions), Local(work.rows.first_rows), Local(work.rows.pages)};
-    for (void*& slab : work.slabs) slab = LocalAddress(slab);
-    work.inputs = Local(work.inputs);
-    work.out = Local(work.out);
-    return RemoteOf(pass.device).remote_decoder().Put([work] { return Mix(work); });
+    return ForEachTurn(pass, layer, [&](const PassTurn& turn) {
+      Work work{turn.rows,
+                StatesOf(pass, layer),
+                {},
+                turn.Of(pass.values.projected),
+                turn.Of(MixedOf(pass, layer))};
+      work.slabs.assign(work.states.slabs.begin(), work.states.slabs.end());
+      if (pass.device.info().backend != "remote") return Mix(work);
+      work.rows = {Local(work.rows.positions), Local(work.rows.first_rows), Local(work.rows.pages)};
+      for (void*& slab : work.slabs) slab = LocalAddress(slab);
+      work.inputs = Local(work.inputs);
+      work.out = Local(work.out);
+      return RemoteOf(pass.device).remote_decoder().Put([work] { return Mix(work); });
+    });
   }
 
  private:
@@ -102,7 +104,7 @@ class FadingSum final : public Mixer {
         for (int64_t i = 0; i < width; ++i) {
           float& sum = sums[static_cast<size_t>(i)];
           sum = 0.75F * sum + work.inputs.As<float>()[row * work.inputs.stride(0) + i];
-          work.out.As<float>()[row * width + i] = sum;
+          work.out.As<float>()[row * work.out.stride(0) + i] = sum;
         }
       }
       std::copy(sums.begin(), sums.end(), work.StateOf(pages[1]));

@@ -353,23 +353,6 @@ TEST_F(Recurrent, RowsThatCannotBeSampledKeepTheStateOfTheirTokens) {
   }
 }
 
-TEST_F(Recurrent, RefusesDrafts) {
-  const Tokens tokens = Text(3);
-  Sequence sequence = *model_->NewSequence();
-  const int64_t bytes = *SamplerStateBytes(model_->device(), kVocab);
-  const DeviceBuffer memory = *DeviceBuffer::Allocate(model_->device(), bytes);
-  const SequenceInput input{.sequence = &sequence, .tokens = tokens, .drafts = 2};
-  Tokens sampled(3);
-  Status status =
-      model_->ForwardAndSample({&input, 1}, {memory.data(), DType::kU8, {1, bytes}}, sampled);
-  EXPECT_EQ(status.code(), Code::kUnsupported);
-  EXPECT_EQ(std::string(status.message()),
-            "inputs[0]: drafts: the recurrent states of qwen2 cannot go back");
-  status = Scheduler::Make(*model_, {.speculation = {.tokens = 4}}).status();
-  EXPECT_EQ(status.code(), Code::kUnsupported);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("qwen2"));
-}
-
 /// Submits requests one after another or at once, and returns their texts and cached tokens.
 class Requests {
  public:

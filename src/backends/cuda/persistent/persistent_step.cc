@@ -64,11 +64,14 @@ class PersistentSteps final : public FusedOperations {
     return Check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   }
 
-  /// The rows are next tokens, one of a sequence or several.
+  /// The rows are next tokens, one of a sequence or several, without turns: a sequence's rows leave
+  /// one state.
   bool Takes(const StepValues& values) const override {
     const int64_t rows = values.rows();
     const int64_t sequences = values.first_rows.dim(0) - 1;
-    if (Find(rows) == nullptr || sequences < 1 || sequences > rows) return false;
+    if (Find(rows) == nullptr || sequences < 1 || sequences > rows || !values.turns.empty()) {
+      return false;
+    }
     const DType mixed = values.mixed.dtype();
     if (mixed != DType::kBf16 && mixed != DType::kF32) return false;
     if (!HasPages(*Find(rows))) return true;

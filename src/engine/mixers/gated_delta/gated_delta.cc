@@ -182,11 +182,13 @@ Status GatedDeltaNet::Run(Pass& pass, StepKind /*kind*/, int64_t layer) const {
                           ProjectHidden(pass, layer, mixer.projections[kInputs]));
   const GatedDeltaSizes net = SizesOf(sizes);
   const GatedDeltaWeights weights = WeightsOf(config, mixer, sizes);
-  MARLIN_RETURN_IF_ERROR(GatedDelta(pass.device,
-                                    InputsIn(projected, sizes, config.family->delta_by_head),
-                                    weights, RecurrentRowsOf(pass, layer), StatesOf(pass, layer),
-                                    MixedHeads(pass, layer, net.value_heads, net.value_dim),
-                                    pass.products.determinism, pass.stream()));
+  const RecurrentStates states = StatesOf(pass, layer);
+  MARLIN_RETURN_IF_ERROR(ForEachTurn(pass, layer, [&](const PassTurn& turn) {
+    return GatedDelta(
+        pass.device, InputsIn(turn.Of(projected), sizes, config.family->delta_by_head), weights,
+        turn.rows, states, turn.HeadsOf(MixedOf(pass, layer), net.value_heads, net.value_dim),
+        pass.products.determinism, pass.stream());
+  }));
   return Ended(pass, StepPart::kAttention);
 }
 

@@ -168,10 +168,12 @@ Status Mamba2Net::Run(Pass& pass, StepKind /*kind*/, int64_t layer) const {
   weights.min_step = static_cast<float>(sizes.min_step);
   weights.max_step = static_cast<float>(sizes.max_step);
   weights.sizes = net;
-  MARLIN_RETURN_IF_ERROR(Mamba2(pass.device, InputsIn(projected, net), weights,
-                                RecurrentRowsOf(pass, layer), StatesOf(pass, layer),
-                                MixedHeads(pass, layer, net.heads, net.head_dim),
-                                pass.products.determinism, pass.stream()));
+  const RecurrentStates states = StatesOf(pass, layer);
+  MARLIN_RETURN_IF_ERROR(ForEachTurn(pass, layer, [&](const PassTurn& turn) {
+    return Mamba2(pass.device, InputsIn(turn.Of(projected), net), weights, turn.rows, states,
+                  turn.HeadsOf(MixedOf(pass, layer), net.heads, net.head_dim),
+                  pass.products.determinism, pass.stream());
+  }));
   return Ended(pass, StepPart::kAttention);
 }
 

@@ -83,17 +83,19 @@ Status ShortConvolutionNet::Run(Pass& pass, StepKind /*kind*/, int64_t layer) co
   MARLIN_ASSIGN_OR_RETURN(const MutableTensorView projected,
                           ProjectHidden(pass, layer, mixer.projections[kInputs]));
   const ShortConvolutionSizes sizes = ConvolutionSizesOf(pass.decoder.config.layer(layer).sizes);
-  const auto part = [&](int64_t index) {
-    return TensorView(projected.As<float>() + index * sizes.channels, DType::kF32,
-                      {pass.rows(), sizes.channels}, {projected.stride(0), 1});
-  };
-  const ShortConvolutionInputs inputs{part(2), part(0), part(1)};
   const ShortConvolutionWeights weights{
       ConvWeights(mixer.vectors[kConv], sizes.channels, sizes.conv_width),
       mixer.vectors[kConvBias].view(), sizes};
-  MARLIN_RETURN_IF_ERROR(ShortConvolution(pass.device, inputs, weights,
-                                          RecurrentRowsOf(pass, layer), StatesOf(pass, layer),
-                                          MixedOf(pass, layer), pass.stream()));
+  const RecurrentStates states = StatesOf(pass, layer);
+  MARLIN_RETURN_IF_ERROR(ForEachTurn(pass, layer, [&](const PassTurn& turn) {
+    const MutableTensorView rows = turn.Of(projected);
+    const auto part = [&](int64_t index) {
+      return TensorView(rows.As<float>() + index * sizes.channels, DType::kF32,
+                        {rows.dim(0), sizes.channels}, {rows.stride(0), 1});
+    };
+    return ShortConvolution(pass.device, {part(2), part(0), part(1)}, weights, turn.rows, states,
+                            turn.Of(MixedOf(pass, layer)), pass.stream());
+  }));
   return Ended(pass, StepPart::kAttention);
 }
 

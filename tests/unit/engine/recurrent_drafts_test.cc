@@ -1,0 +1,230 @@
+// Guesses for models with recurrent states, and by drafts that have some: the texts are those
+// without guesses, whichever of them are accepted.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "../checkpoint/test_files.h"
+#include "../test_device.h"
+#include "engine/kv_cache.h"
+#include "engine/model_impl.h"
+#include "engine/recurrent_turns.h"
+#include "marlin/generate.h"
+#include "marlin/model.h"
+#include "marlin/scheduler.h"
+#include "random_model.h"
+#include "recurrent_model.h"
+#include "remote_backend.h"
+
+namespace marlin::recurrent_drafts_test {
+namespace {
+
+using ::testing::ElementsAre;
+using Tokens = std::vector<int32_t>;
+
+constexpr int64_t kVocab = 128;
+
+Tokens Repetitive() {
+  Tokens tokens;
+  for (int i = 0; i < 6; ++i) tokens.insert(tokens.end(), {7, 1, 30, 99, 12});
+  return tokens;
+}
+
+std::vector<int64_t> FirstRows(const std::vector<PlannedTurn>& turns) {
+  std::vector<int64_t> firsts;
+  for (const PlannedTurn& turn : turns) firsts.push_back(turn.first);
+  return firsts;
+}
+
+TEST(RecurrentTurns, RowsOfGuessesFollowEachOther) {
+  // Rows 0 to 4 of two prompts, 5 to 10 of two texts with guesses, 11 to 12, 13.
+  const std::vector<PassSequence> sequences = {{4, 9},    {1, 30},     {3, 12, 2},
+                                               {3, 8, 2}, {2, 100, 1}, {1, 3}};
+  const std::vector<PlannedTurn> turns = PlanTurns(sequences);
+  EXPECT_THAT(FirstRows(turns), ElementsAre(0, 5, 6, 7, 11, 12, 13));
+  EXPECT_THAT(FirstRowsOf(turns[0], sequences), ElementsAre(0, 4, 5));
+  EXPECT_EQ(turns[0].row, PlannedTurn::kAllRows);
+  for (size_t row = 0; row < 3; ++row) {
+    const PlannedTurn& turn = turns[1 + row];
+    EXPECT_EQ(turn.row, static_cast<int64_t>(row));
+    EXPECT_EQ(turn.stride, 3);
+    EXPECT_EQ(turn.rows, 2);
+    EXPECT_THAT(FirstRowsOf(turn, sequences), ElementsAre(0, 1, 2));
+  }
+  EXPECT_EQ(turns[5].first_sequence, 4U);
+  EXPECT_EQ(turns[6].rows, 1);
+}
+
+/// A model whose second layer is a fading sum, on the CPU or a device that records passes, or one
+/// of a type with recurrent mixers.
+class RecurrentDrafts : public ::testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    model_ = Open(directory_.path(), kVocab);
+    twin_ = Open(directory_.path(), kVocab);
+    stranger_ = Open(other_.path(), kVocab + 8);
+  }
+  static bool IsFadingSum() { return GetParam() == "fading_sum" || GetParam() == "remote"; }
+  Model Open(const std::string& path, int64_t vocab, int64_t most_bytes = INT64_MAX) {
+    if (IsFadingSum()) {
+      testing::WriteQwen2(path, vocab == kVocab ? 40 : 7);
+    } else {
+      testing::WriteRecurrent(GetParam(), path, vocab);
+    }
+    const Device device = GetParam() == "remote" ? testing::OpenRemote({.records = true})
+                          : IsFadingSum()        ? *Device::Open("cpu", {.threads = 2})
+                                                 : *Device::Open(TestDevice(), {.threads = 2});
+    const ModelOptions options{.batch_invariant = true};
+    auto model = IsFadingSum() ? testing::OpenRecurrent(path, device, options, {1}, most_bytes)
+                               : Model::Open(path, device, options);
+    EXPECT_TRUE(model.ok()) << model.status().message();
+    return *std::move(model);
+  }
+  static SpeculationOptions By(const std::optional<Model>& draft, bool always = true) {
+    SpeculationOptions options{.tokens = 5, .always = always};
+    if (!draft) return options;
+    options.source = DraftSource::kModel;
+    options.model = draft;
+    return options;
+  }
+  static Generated Must(const Result<Generated>& made) {
+    EXPECT_TRUE(made.ok()) << made.status().message();
+    return made.ok() ? *made : Generated();
+  }
+  static PoolStatistics StatesOf(const Model& model) {
+    return Internals::Impl(model).pool->statistics();
+  }
+
+  testing::TemporaryDirectory directory_;
+  testing::TemporaryDirectory other_;
+  std::optional<Model> model_;
+  std::optional<Model> twin_;
+  std::optional<Model> stranger_;
+};
+
+INSTANTIATE_TEST_SUITE_P(All, RecurrentDrafts,
+                         ::testing::Values("fading_sum", "remote", "qwen3_next", "granitemoehybrid",
+                                           "lfm2", "nemotron_h"),
+                         [](const auto& of) { return of.param; });
+
+TEST_P(RecurrentDrafts, TextsAreThoseWithoutThem) {
+  int64_t wrong = 0;
+  for (const SamplingOptions& sampling :
+       {SamplingOptions(), SamplingOptions{.temperature = 0.7F, .seed = 5}}) {
+    GenerateOptions options{.max_tokens = 40, .sampling = sampling};
+    const Generated plain = Must(Generate(*model_, Repetitive(), options));
+    for (const auto& draft : {std::optional<Model>(), twin_, stranger_}) {
+      for (const bool always : {false, true}) {
+        options.speculation = By(draft, always);
+        const Generated made = Must(Generate(*model_, Repetitive(), options));
+        EXPECT_EQ(made.token_ids, plain.token_ids);
+        wrong += made.drafts.drafted - made.drafts.accepted;
+      }
+    }
+    options.speculation = By(twin_);
+    const DraftCounts twins = Must(Generate(*model_, Repetitive(), options)).drafts;
+    EXPECT_EQ(twins.accepted, twins.drafted);
+    EXPECT_EQ(twins.passes, 7);  // After the first token, six at a time.
+  }
+  EXPECT_GT(wrong, 0);
+  EXPECT_EQ(StatesOf(*model_).states_used, 0);
+  EXPECT_EQ(StatesOf(*twin_).states_used, 0);
+}
+
+TEST_P(RecurrentDrafts, OfManyTextsToo) {
+  const std::vector<Tokens> prompts = {
+      Repetitive(), {5, 9, 2}, testing::TokensBelow(kVocab, 70), {7, 7, 7}, {99, 12, 7, 1}};
+  GenerateOptions options{.max_tokens = 20};
+  const auto plain = GenerateBatch(*model_, prompts, {&options, 1});
+  ASSERT_TRUE(plain.ok()) << plain.status().message();
+  for (const auto& draft : {std::optional<Model>(), twin_, stranger_}) {
+    options.speculation = By(draft);
+    const auto made = GenerateBatch(*model_, prompts, {&options, 1}, {.prefill_tokens = 16});
+    ASSERT_TRUE(made.ok()) << made.status().message();
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      EXPECT_EQ((*made)[i].token_ids, (*plain)[i].token_ids) << i;
+    }
+  }
+}
+
+/// A sequence goes on after guesses, with the memory of its states alone.
+TEST_P(RecurrentDrafts, LeaveOneState) {
+  const GenerateOptions options{.max_tokens = 12, .speculation = By(stranger_)};
+  Sequence sequence = *model_->NewSequence();
+  Tokens text = Repetitive();
+  for (int turn = 0; turn < 3; ++turn) {
+    const Generated plain = Must(Generate(*model_, text, {.max_tokens = 12}));
+    EXPECT_EQ(Must(Generate(*model_, &sequence, text, options)).token_ids, plain.token_ids);
+    EXPECT_EQ(StatesOf(*model_).states_used, 1);
+    text.insert(text.end(), plain.token_ids.begin(), plain.token_ids.end());
+    text.push_back(turn);
+  }
+}
+
+std::map<int64_t, Tokens> RunAll(Scheduler* scheduler, const std::vector<Tokens>& prompts) {
+  std::map<int64_t, Tokens> texts;
+  std::vector<Event> events;
+  for (const Tokens& prompt : prompts) {
+    Request request;
+    request.prompt = prompt;
+    request.options = {.max_tokens = 60, .ignore_eos = true};
+    EXPECT_TRUE(scheduler->Submit(request).ok());
+  }
+  do {
+    EXPECT_TRUE(scheduler->Step(std::chrono::milliseconds(0), &events).ok());
+    for (const Event& event : events) {
+      EXPECT_TRUE(event.status.ok()) << event.status.message();
+      texts[event.id].insert(texts[event.id].end(), event.tokens.begin(), event.tokens.end());
+    }
+  } while (scheduler->statistics().running + scheduler->statistics().waiting > 0);
+  return texts;
+}
+
+/// Texts that share a prefix, publish states where they would without guesses, and, where the cache
+/// has too little memory for all guesses, have fewer.
+TEST_P(RecurrentDrafts, ShareTheCacheWithOthers) {
+  const auto page = static_cast<size_t>(Internals::Impl(*model_).pool->page_tokens());
+  Tokens prompt = testing::TokensBelow(kVocab, 16 * page - 20);
+  std::vector<Tokens> prompts = {prompt, prompt, Repetitive()};
+  prompts[1].back() = 3;
+  auto without = Scheduler::Make(*twin_);
+  for (int round = 0; round < 2; ++round) RunAll(&*without, prompts);
+  std::vector<std::optional<Model>> models = {model_};
+  if (GetParam() == "fading_sum") {
+    const CacheShape shape = CacheShape::Of(Internals::Impl(*model_).decoder.config, DType::kBf16);
+    const int64_t bytes = 56 * PageMemory::Make(model_->device(), shape)->PageBytes(0);
+    models.emplace_back(Open(directory_.path(), kVocab, bytes));
+  }
+  for (const auto& model : models) {
+    SchedulerOptions options;
+    options.speculation = By(std::nullopt);
+    auto scheduler = Scheduler::Make(*model, options);
+    ASSERT_TRUE(scheduler.ok()) << scheduler.status().message();
+    for (int round = 0; round < 2; ++round) {
+      std::map<int64_t, Tokens> texts = RunAll(&*scheduler, prompts);
+      ASSERT_EQ(texts.size(), prompts.size());
+      auto text = texts.begin();
+      for (const Tokens& each : prompts) {
+        const GenerateOptions alone{.max_tokens = 60, .ignore_eos = true};
+        EXPECT_EQ((text++)->second, Must(Generate(*model_, each, alone)).token_ids) << round;
+      }
+    }
+    EXPECT_GT(scheduler->statistics().draft_tokens, 0);
+    EXPECT_EQ(StatesOf(*model).states_used, 0);
+    EXPECT_EQ(StatesOf(*model).pages_used, 0);
+    if (&model != &models.front()) continue;
+    EXPECT_GT(StatesOf(*model).states_cached, 1);
+    // Several steps in one launch may pass such a place.
+    EXPECT_GE(StatesOf(*model).states_cached, StatesOf(*twin_).states_cached);
+  }
+}
+
+}  // namespace
+}  // namespace marlin::recurrent_drafts_test
