@@ -42,8 +42,7 @@ struct SchedulerOptions {
   /// ModelOptions::batch_invariant its logits may round differently than for a prompt fed at once.
   bool prefix_cache = true;
   /// Guesses tokens of the requests, while that promises more tokens per second of all of them. The
-  /// layer that predicts further tokens (MTP) needs the hidden states of the whole prompt, and
-  /// excludes prefix_cache.
+  /// layer that predicts further tokens (MTP) sees of a text what follows the cached pages.
   SpeculationOptions speculation = {};
 };
 

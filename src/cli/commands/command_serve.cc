@@ -62,8 +62,7 @@ class ServeCommand final : public Command {
     request.max_running = max_running_.value_or(0);
     request.max_waiting = max_waiting_.value_or(SchedulerOptions{}.max_waiting);
     request.prefill_tokens = prefill_tokens_.value_or(0);
-    const bool drafts_by_layer = draft_.source() == DraftSource::kLayer;
-    request.prefix_cache = !no_prefix_cache_ && !drafts_by_layer;
+    request.prefix_cache = !no_prefix_cache_;
     request.timeout_seconds = timeout_.value_or(kDefaultTimeout);
     request.template_file = template_file_;
     request.recipe = recipe_;
@@ -72,7 +71,7 @@ class ServeCommand final : public Command {
     std::optional<Device> device;
     request.open = [&](const std::string& directory) -> Result<Model> {
       if (device) return run_.OpenReference(directory, *device);
-      if (drafts_by_layer) run_.WithDraft();
+      if (draft_.source() == DraftSource::kLayer) run_.WithDraft();
       MARLIN_ASSIGN_OR_RETURN(device, run_.OpenDevice());
       return run_.Open(console, directory, *device);
     };

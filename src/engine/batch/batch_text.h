@@ -32,8 +32,7 @@ struct BatchText {
   std::vector<uint32_t> allowed;
   int64_t logprobs = -1;         ///< As Request::logprobs.
   bool prompt_logprobs = false;  ///< As Request::prompt_logprobs; excludes a salt.
-  /// Guesses tokens, with `control`; null: none are guessed. One that reads hidden states excludes
-  /// a salt.
+  /// Guesses tokens, with `control`; null: none are guessed.
   std::unique_ptr<Drafter> drafter;
   std::optional<DraftControl> control;
   /// Begins the prompt, and gets what the text was fed when it has ended; null: none does.

@@ -129,7 +129,7 @@ void ContinuousBatch::Choose(BatchText& text, const Budget& budget) const {
 Status ContinuousBatch::PlanRunning(Budget* budget) {
   for (size_t i = 0; i < running_.size();) {
     BatchText& text = *running_[i];
-    if (text.left() > 1) Adopt(text);
+    if (text.left() > 1) MARLIN_RETURN_IF_ERROR(Adopt(text));
     Choose(text, *budget);
     const Status reserved = Reserve(text);
     if (reserved.code() == Code::kOutOfMemory) {
@@ -194,28 +194,31 @@ bool ContinuousBatch::Start(BatchText& text) {
   Status status = sequence.status();
   if (status.ok()) {
     text.sequence.emplace(*std::move(sequence));
+    text.tokens.assign(text.prompt.begin(), text.prompt.end());
+    text.tokens.insert(text.tokens.end(), text.generated.token_ids.begin(),
+                       text.generated.token_ids.end());
     if (text.drafter != nullptr) status = text.drafter->Restart(text.sequence->length());
+    if (status.ok()) status = Adopt(text);
   }
   if (!status.ok()) {
     waiting_.pop_front();
     End(text, StopReason::kCallback, status);
     return false;
   }
-  text.tokens.assign(text.prompt.begin(), text.prompt.end());
-  text.tokens.insert(text.tokens.end(), text.generated.token_ids.begin(),
-                     text.generated.token_ids.end());
   if (text.reports_prompt()) text.of_prompt.clear();
-  Adopt(text);
   if (!text.start) text.start = Clock::now();
   return true;
 }
 
 /// Takes the pages of tokens not fed yet that another text has published. Of a text that was put
 /// back these may be its own, which are no cached tokens.
-void ContinuousBatch::Adopt(BatchText& text) {
-  if (!text.salt) return;
+Status ContinuousBatch::Adopt(BatchText& text) {
+  if (!text.salt) return {};
   const int64_t adopted = text.sequence->state()->cache.Adopt(text.tokens, *text.salt);
   if (!text.put_back) text.cached_tokens += adopted;
+  // A drafter that reads hidden states goes on after those that this text has none of.
+  const bool skips = adopted > 0 && text.reads_hidden();
+  return skips ? text.drafter->Restart(text.sequence->length()) : Status();
 }
 
 /// Takes the pages of a text's next piece, so that the memory runs out before a pass and not in it.

@@ -79,7 +79,7 @@ class ContinuousBatch {
   Budget BudgetOfPass() const;
   void Choose(BatchText& text, const Budget& budget) const;
   bool Start(BatchText& text);
-  static void Adopt(BatchText& text);
+  static Status Adopt(BatchText& text);
   static Status Reserve(BatchText& text);
   Status PutBackNewest(const Status& cause);
   void Accept(const SampledText& sampled);

@@ -25,9 +25,7 @@ Status CheckSchedulerOptions(const Model& model, const SchedulerOptions& options
   MARLIN_RETURN_IF_ERROR(CheckNotNegative("max_running", options.max_running));
   MARLIN_RETURN_IF_ERROR(CheckNotNegative("max_waiting", options.max_waiting));
   MARLIN_RETURN_IF_ERROR(CheckNotNegative("prefill_tokens", options.prefill_tokens));
-  MARLIN_RETURN_IF_ERROR(CheckSpeculation(model, options.speculation));
-  if (options.speculation.source != DraftSource::kLayer || !options.prefix_cache) return {};
-  return Status(Code::kInvalidArgument, "speculation: the layer (MTP) excludes prefix_cache");
+  return CheckSpeculation(model, options.speculation);
 }
 
 Status CheckRequest(const Model& model, const Request& request) {

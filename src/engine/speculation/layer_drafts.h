@@ -15,7 +15,7 @@
 namespace marlin {
 
 /// The layer's cache of one text, which it fills from the model's hidden states after every token
-/// of the text. Of a text whose beginning was fed before, the layer sees the rest only.
+/// of the text. Of a text whose beginning was fed before, or adopted, the layer sees the rest only.
 class LayerDrafts final : public Drafter {
  public:
   /// `draft`: Model::draft.

@@ -439,6 +439,51 @@ TEST_F(Drafts, GiveTheSchedulerTheSameTexts) {
   }
 }
 
+/// Requests that share a prefix, of which the layer sees the rest only, have the same texts, too.
+TEST_F(Drafts, GoOnAfterSharedPages) {
+  for (const std::string type : {"own layer", "qwen3_next"}) {
+    SCOPED_TRACE(type);
+    if (type == "own layer") {
+      MakeOwnLayer();
+    } else {
+      Make(type);
+    }
+    config_["max_position_embeddings"] = 2048;
+    const auto model = Model::Open(Write(), *Device::Open("cpu", {.threads = 2}),
+                                   {.batch_invariant = true, .draft = true});
+    ASSERT_TRUE(model.ok()) << model.status().message();
+    SchedulerOptions options;
+    options.speculation = {.tokens = 3, .always = true, .source = DraftSource::kLayer};
+    auto scheduler = Scheduler::Make(*model, options);
+    ASSERT_TRUE(scheduler.ok()) << scheduler.status().message();
+    std::vector<int32_t> prompt;
+    while (prompt.size() < 600) prompt.insert(prompt.end(), kTokens.begin(), kTokens.end());
+    int64_t cached = 0;
+    for (int32_t last = 0; last < 3; ++last) {
+      Request request;
+      request.prompt = prompt;
+      request.prompt.push_back(last);
+      request.options = {.max_tokens = 24, .ignore_eos = true};
+      ASSERT_TRUE(scheduler->Submit(request).ok());
+      std::vector<int32_t> text;
+      std::vector<Event> events;
+      do {
+        ASSERT_TRUE(scheduler->Step(std::chrono::seconds(0), &events).ok());
+        for (const Event& event : events) {
+          EXPECT_TRUE(event.status.ok()) << event.status.message();
+          text.insert(text.end(), event.tokens.begin(), event.tokens.end());
+          if (event.last()) cached += event.cached_tokens;
+        }
+      } while (scheduler->statistics().running > 0);
+      const auto alone = Generate(*model, request.prompt, request.options);
+      ASSERT_TRUE(alone.ok()) << alone.status().message();
+      EXPECT_EQ(text, alone->token_ids) << last;
+    }
+    EXPECT_EQ(cached, 2 * 512);
+    EXPECT_GT(scheduler->statistics().draft_tokens, 0);
+  }
+}
+
 /// The layer guesses on the test's device, too, and after a sequence of which it has not seen the
 /// beginning.
 TEST_F(Drafts, GenerateTheSameTexts) {
@@ -538,9 +583,6 @@ TEST_F(Drafts, NeedASchedulerThatCanUseThem) {
   EXPECT_EQ(message(*model, options), "");
   EXPECT_THAT(message(*Open(Write(), false), options),
               HasSubstr("speculation: draft: the model was opened without"));
-  options.prefix_cache = true;
-  EXPECT_EQ(message(*model, options), "speculation: the layer (MTP) excludes prefix_cache");
-  options.prefix_cache = false;
   // So is one of a model with recurrent states.
   Make("qwen3_5_text");
   EXPECT_EQ(message(*Open(Write()), options), "");

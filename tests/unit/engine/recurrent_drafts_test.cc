@@ -174,7 +174,7 @@ std::map<int64_t, Tokens> RunAll(Scheduler* scheduler, const std::vector<Tokens>
   for (const Tokens& prompt : prompts) {
     Request request;
     request.prompt = prompt;
-    request.options = {.max_tokens = 60, .ignore_eos = true};
+    request.options = {.max_tokens = 30, .ignore_eos = true};
     EXPECT_TRUE(scheduler->Submit(request).ok());
   }
   do {
@@ -212,7 +212,7 @@ TEST_P(RecurrentDrafts, ShareTheCacheWithOthers) {
       ASSERT_EQ(texts.size(), prompts.size());
       auto text = texts.begin();
       for (const Tokens& each : prompts) {
-        const GenerateOptions alone{.max_tokens = 60, .ignore_eos = true};
+        const GenerateOptions alone{.max_tokens = 30, .ignore_eos = true};
         EXPECT_EQ((text++)->second, Must(Generate(*model_, each, alone)).token_ids) << round;
       }
     }
