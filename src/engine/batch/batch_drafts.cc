@@ -26,7 +26,7 @@ bool IsGreedy(const SamplingOptions& options) {
          options.presence_penalty == 0 && options.frequency_penalty == 0;
 }
 
-/// The text goes on without a guess where the draft has no memory or says nothing that is finite.
+/// The texts go on without a guess where the draft has no memory or says nothing that is finite.
 bool IsHarmless(Code code) { return code == Code::kOutOfMemory || code == Code::kNonFiniteInput; }
 
 class PassDrafts {
@@ -41,42 +41,75 @@ class PassDrafts {
     }
   }
 
+  /// Guesses the text's tokens, or chooses how many GuessTogether guesses.
   Status Add(BatchText& text) {
     if (text.drafter == nullptr) return {};
-    Status status = Guess(text);
-    if (IsHarmless(status.code())) status = Status();
-    if (!status.ok() || text.drafts.empty()) return status;
-    KvCache& cache = text.sequence->state()->cache;
-    const int64_t fed = text.sequence->length() + 1;
-    const int64_t drafts = std::ssize(text.drafts);
-    if (!cache.Reserve(cache.length(), fed + drafts, drafts).ok()) {
-      text.drafts.clear();
-      room_ = 0;
+    const int64_t most = MostDrafts(model_, text, room_);
+    // The text itself is a row and a token of the pass.
+    const DraftedPass others{pass_.rows - 1, pass_.tokens - 1, pass_.guesses};
+    const int64_t wanted = most <= 0 ? 0 : text.control->Choose(costs_, others, most);
+    if (wanted == 0) {
+      return UnlessHarmless(text.drafter->Follow(text.tokens, text.sequence->length()));
+    }
+    GuessRequest request{text.drafter.get(), text.tokens, wanted};
+    if (!text.drafter->draws()) {
+      MARLIN_RETURN_IF_ERROR(Guess({&request, 1}));
+      Take(text, std::move(request.guess));
+      Count(text, std::ssize(text.drafts));
       return {};
     }
-    room_ -= drafts;
-    pass_.rows += drafts;
-    pass_.tokens += text.control->ExpectedTokens(drafts) - 1;
+    pass_.guesses = std::max(pass_.guesses, wanted);
+    Count(text, wanted);
+    texts_.push_back(&text);
+    requests_.push_back(std::move(request));
+    return {};
+  }
+
+  Status GuessTogether() {
+    if (texts_.empty()) return {};
+    std::vector<std::vector<uint8_t>> samplers(texts_.size());
+    for (size_t i = 0; i < texts_.size(); ++i) {
+      const BatchText& text = *texts_[i];
+      if (text.slot < 0 || IsGreedy(text.options->sampling)) continue;
+      MARLIN_ASSIGN_OR_RETURN(samplers[i], slots_.Save(text));
+      requests_[i].sampler = samplers[i];
+    }
+    MARLIN_RETURN_IF_ERROR(Guess(requests_));
+    for (size_t i = 0; i < texts_.size(); ++i) Take(*texts_[i], std::move(requests_[i].guess));
     return {};
   }
 
  private:
-  Status Guess(BatchText& text) {
-    const int64_t most = MostDrafts(model_, text, room_);
-    // The text itself is a row and a token of the pass.
-    const DraftedPass others{pass_.rows - 1, pass_.tokens - 1, pass_.seconds};
-    const int64_t wanted = most <= 0 ? 0 : text.control->Choose(costs_, others, most);
-    if (wanted == 0) return text.drafter->Follow(text.tokens, text.sequence->length());
-    std::vector<uint8_t> sampler;
-    if (text.slot >= 0 && text.drafter->draws() && !IsGreedy(text.options->sampling)) {
-      MARLIN_ASSIGN_OR_RETURN(sampler, slots_.Save(text));
-    }
+  static Status UnlessHarmless(Status status) {
+    return IsHarmless(status.code()) ? Status() : status;
+  }
+
+  Status Guess(std::span<GuessRequest> requests) {
     const auto start = std::chrono::steady_clock::now();
-    MARLIN_ASSIGN_OR_RETURN(text.drafts, text.drafter->Guess(text.tokens, wanted, sampler));
-    const double seconds = SecondsSince(start);
-    costs_.AddGuess(std::ssize(text.drafts), seconds);
-    pass_.seconds += seconds;
+    MARLIN_RETURN_IF_ERROR(UnlessHarmless(requests.front().drafter->GuessAll(requests)));
+    int64_t most = 0;
+    for (const GuessRequest& request : requests) most = std::max(most, std::ssize(request.guess));
+    costs_.AddGuess(most, SecondsSince(start));
     return {};
+  }
+
+  /// Gives a text its guesses, and takes their pages.
+  void Take(BatchText& text, std::vector<int32_t> guess) {
+    text.drafts = std::move(guess);
+    const int64_t drafts = std::ssize(text.drafts);
+    KvCache& cache = text.sequence->state()->cache;
+    if (drafts == 0 || cache.Reserve(cache.length(), cache.length() + 1 + drafts, drafts).ok()) {
+      return;
+    }
+    text.drafts.clear();
+    room_ = 0;
+  }
+
+  /// Adds the guesses of a text to the pass.
+  void Count(const BatchText& text, int64_t drafts) {
+    room_ -= std::min(room_, drafts);
+    pass_.rows += drafts;
+    pass_.tokens += text.control->ExpectedTokens(drafts) - 1;
   }
 
   const Model& model_;
@@ -84,6 +117,8 @@ class PassDrafts {
   int64_t room_;
   DraftCosts& costs_;
   DraftedPass pass_;
+  std::vector<BatchText*> texts_;  ///< Whose guesses need calls of a model.
+  std::vector<GuessRequest> requests_;
 };
 
 }  // namespace
@@ -92,7 +127,7 @@ Status AddDrafts(const Model& model, const BatchSlots& slots, std::span<BatchTex
                  int64_t room, DraftCosts* costs) {
   PassDrafts drafts(model, slots, running, room, costs);
   for (BatchText* const text : running) MARLIN_RETURN_IF_ERROR(drafts.Add(*text));
-  return {};
+  return drafts.GuessTogether();
 }
 
 }  // namespace marlin

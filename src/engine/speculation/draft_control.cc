@@ -62,8 +62,9 @@ int64_t DraftControl::Best(const DraftCosts& costs, const DraftedPass& pass, int
   for (int64_t drafts = 0; drafts <= room; ++drafts) {
     const int64_t rows = pass.rows + 1 + drafts;
     if (drafts > 0 && rows > costs.MostRows()) break;
-    const double rate = (pass.tokens + ExpectedTokens(drafts)) /
-                        (pass.seconds + costs.GuessSeconds(drafts) + costs.PassSeconds(rows));
+    const double rate =
+        (pass.tokens + ExpectedTokens(drafts)) /
+        (costs.GuessSeconds(std::max(pass.guesses, drafts)) + costs.PassSeconds(rows));
     if (rate <= most) continue;
     most = rate;
     best = drafts;

@@ -13,7 +13,7 @@ class DraftCosts {
  public:
   /// A pass of `rows` rows, of texts that all decode.
   void AddPass(int64_t rows, double seconds);
-  /// A call that guessed `tokens` tokens.
+  /// Calls that guessed up to `tokens` tokens of each text.
   void AddGuess(int64_t tokens, double seconds);
 
   /// The time of a pass. More rows do not cost less. Between measured numbers of rows it is
@@ -33,9 +33,9 @@ class DraftCosts {
 
 /// A pass while its guesses are chosen, text by text.
 struct DraftedPass {
-  int64_t rows = 0;    ///< Rows of texts that decode, without the one whose guesses are chosen.
-  double tokens = 0;   ///< Tokens expected of them.
-  double seconds = 0;  ///< Time of guesses so far.
+  int64_t rows = 0;     ///< Rows of texts that decode, without the one whose guesses are chosen.
+  double tokens = 0;    ///< Tokens expected of them.
+  int64_t guesses = 0;  ///< The most guesses of any of them: texts are guessed together.
 };
 
 /// Chooses the guesses of one text.

@@ -1,4 +1,4 @@
-// Guesses the tokens of one text, for ForwardAndSample to verify (SequenceInput::drafts).
+// Guesses the tokens of texts, for ForwardAndSample to verify (SequenceInput::drafts).
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,19 @@
 
 namespace marlin {
 
+class Drafter;
+
+/// A text whose next tokens are to be guessed.
+struct GuessRequest {
+  Drafter* drafter = nullptr;
+  /// The prompt and what was generated, of which all but the last were fed to the model.
+  std::span<const int32_t> tokens;
+  int64_t most = 1;
+  std::span<const uint8_t> sampler = {};  ///< The state of the text's sampler; empty: it is greedy.
+  std::vector<int32_t> guess = {};        ///< The result: up to `most` tokens that follow.
+};
+
+/// The drafter of one text.
 class Drafter {
  public:
   Drafter() = default;
@@ -19,16 +32,15 @@ class Drafter {
   /// Begins again with a text of which `first` tokens were fed to the model before. Errors:
   /// kOutOfMemory.
   virtual Status Restart(int64_t first) = 0;
-  /// Guesses up to `most` tokens, 1 or more, that follow `tokens`: the prompt and what was
-  /// generated, of which all but the last were fed to the model. `sampler`: the state of the text's
-  /// sampler, or empty if that is greedy. Errors: as Model::ForwardAndSample; the same text may be
-  /// tried again.
-  virtual Result<std::vector<int32_t>> Guess(std::span<const int32_t> tokens, int64_t most,
-                                             std::span<const uint8_t> sampler) = 0;
-  /// Called instead of Guess in other passes. `fed`: the tokens of the text that the model was fed.
+  /// Guesses the next tokens of texts, whose drafters are of one Speculation. Errors: as
+  /// Model::ForwardAndSample; what was guessed before it is right, and the same texts may be tried
+  /// again.
+  virtual Status GuessAll(std::span<GuessRequest> requests) = 0;
+  /// Called instead of GuessAll in other passes. `fed`: the tokens of the text that the model was
+  /// fed.
   virtual Status Follow(std::span<const int32_t> /*tokens*/, int64_t /*fed*/) { return {}; }
 
-  /// Whether it draws with the state of the text's sampler.
+  /// Whether it draws with the state of the text's sampler, in calls of a model, which texts share.
   virtual bool draws() const { return false; }
   /// Whether passes write the model's hidden states to Receive, and Keep says how many are final.
   virtual bool reads_hidden() const { return false; }

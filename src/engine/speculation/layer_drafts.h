@@ -22,8 +22,7 @@ class LayerDrafts final : public Drafter {
   LayerDrafts(Model draft, std::shared_ptr<DraftSamplers> samplers);
 
   Status Restart(int64_t first) override;
-  Result<std::vector<int32_t>> Guess(std::span<const int32_t> tokens, int64_t most,
-                                     std::span<const uint8_t> sampler) override;
+  Status GuessAll(std::span<GuessRequest> requests) override;
   Status Follow(std::span<const int32_t> tokens, int64_t fed) override;
 
   bool draws() const override { return true; }
@@ -32,10 +31,10 @@ class LayerDrafts final : public Drafter {
   void Keep(int64_t rows) override;
 
  private:
-  /// Feeds the layer with what it has not seen yet: up to the first of its guesses, or, without
-  /// samplers, without a guess. `hidden`: its hidden state after the last row that it was fed.
-  Status Feed(std::span<const int32_t> tokens, const MutableTensorView* sampler, int32_t* guess,
-              std::vector<float>* hidden);
+  /// Forgets guesses, and returns an input of what the layer has not seen yet.
+  Result<SequenceInput> Unseen(std::span<const int32_t> tokens);
+  /// Notes that the layer was fed that.
+  void See();
   int64_t kept_rows() const { return std::ssize(kept_) / width_; }
 
   Model draft_;

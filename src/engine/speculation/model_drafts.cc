@@ -7,6 +7,7 @@
 #include "base/macros.h"
 #include "engine/kv_cache.h"
 #include "engine/model_impl.h"
+#include "engine/speculation/guess_calls.h"
 
 namespace marlin {
 
@@ -63,30 +64,34 @@ Status ModelDrafts::Follow(std::span<const int32_t> tokens, int64_t fed) {
   return {};
 }
 
-Result<std::vector<int32_t>> ModelDrafts::Guess(std::span<const int32_t> tokens, int64_t most,
-                                                std::span<const uint8_t> sampler) {
-  MARLIN_RETURN_IF_ERROR(GoBack(tokens));
-  const auto unfed = Unfed(tokens);
-  if (unfed.empty()) return std::vector<int32_t>();
-  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView state, samplers_->Begin(sampler));
-  // The last guess is not fed.
-  most = std::min(most, draft_.info().max_positions - std::ssize(tokens) + 1);
-  std::vector<int32_t> guess(static_cast<size_t>(most));
-  const SequenceInput input{&*sequence_, unfed};
-  MARLIN_RETURN_IF_ERROR(draft_.ForwardAndSample({&input, 1}, state, {guess.data(), 1}));
-  Know(unfed);
-  if (most > 1) {
-    const DecodeInput next{&*sequence_, guess.front()};
-    int64_t count = 0;
-    MARLIN_RETURN_IF_ERROR(draft_.Decode({&next, 1}, state, {.steps = most - 1},
-                                         std::span(guess).subspan(1), {&count, 1}));
-    guess.resize(static_cast<size_t>(1 + count));
-    fed_.insert(fed_.end(), guess.begin(), guess.end() - 1);
+Status ModelDrafts::GuessAll(std::span<GuessRequest> requests) {
+  GuessCalls calls(draft_, samplers_.get(), 0);
+  for (GuessRequest& request : requests) {
+    auto& drafter = static_cast<ModelDrafts&>(*request.drafter);
+    MARLIN_RETURN_IF_ERROR(drafter.GoBack(request.tokens));
+    const auto unfed = drafter.Unfed(request.tokens);
+    if (!unfed.empty()) calls.Add(&request, {&*drafter.sequence_, unfed});
   }
-  // Padding of the draft's vocabulary that the model does not have.
+  Status status = calls.SampleFirst();
+  for (const GuessRequest& request : requests) {
+    auto& drafter = static_cast<ModelDrafts&>(*request.drafter);
+    if (!request.guess.empty()) drafter.Know(drafter.Unfed(request.tokens));
+  }
+  if (status.ok()) status = calls.DecodeOthers();
+  for (GuessRequest& request : requests) {
+    static_cast<ModelDrafts&>(*request.drafter).TakeGuess(&request);
+  }
+  return status;
+}
+
+void ModelDrafts::TakeGuess(GuessRequest* request) {
+  std::vector<int32_t>& guess = request->guess;
+  // The last guess was not fed.
+  if (!guess.empty()) fed_.insert(fed_.end(), guess.begin(), guess.end() - 1);
+  // Other texts may have wanted more; and the model may lack padding of the draft's vocabulary.
+  guess.resize(std::min(guess.size(), static_cast<size_t>(request->most)));
   const auto is_unknown = [&](int32_t token) { return token >= vocab_; };
   guess.erase(std::find_if(guess.begin(), guess.end(), is_unknown), guess.end());
-  return guess;
 }
 
 }  // namespace marlin

@@ -22,8 +22,7 @@ class ModelDrafts final : public Drafter {
   ModelDrafts(Model draft, int64_t vocab, std::shared_ptr<DraftSamplers> samplers);
 
   Status Restart(int64_t first) override;
-  Result<std::vector<int32_t>> Guess(std::span<const int32_t> tokens, int64_t most,
-                                     std::span<const uint8_t> sampler) override;
+  Status GuessAll(std::span<GuessRequest> requests) override;
   Status Follow(std::span<const int32_t> tokens, int64_t fed) override;
   bool draws() const override { return true; }
 
@@ -33,6 +32,8 @@ class ModelDrafts final : public Drafter {
   Status GoBack(std::span<const int32_t> tokens);
   /// Appends tokens of the text that the draft was fed.
   void Know(std::span<const int32_t> tokens);
+  /// Takes what the draft has guessed and was fed, and drops what the model does not know.
+  void TakeGuess(GuessRequest* request);
   /// The tokens that it was not fed, or nothing if the draft cannot be fed all of them.
   std::span<const int32_t> Unfed(std::span<const int32_t> tokens) const;
 

@@ -56,8 +56,15 @@ int64_t PromptLookup::FindEnd(std::span<const int32_t> tokens) const {
   return best;
 }
 
-Result<std::vector<int32_t>> PromptLookup::Guess(std::span<const int32_t> tokens, int64_t most,
-                                                 std::span<const uint8_t> /*sampler*/) {
+Status PromptLookup::GuessAll(std::span<GuessRequest> requests) {
+  for (GuessRequest& request : requests) {
+    request.guess =
+        static_cast<PromptLookup&>(*request.drafter).Guess(request.tokens, request.most);
+  }
+  return {};
+}
+
+std::vector<int32_t> PromptLookup::Guess(std::span<const int32_t> tokens, int64_t most) {
   std::vector<int32_t> guess;
   if (tokens.size() < 2) return guess;
   Index(tokens);

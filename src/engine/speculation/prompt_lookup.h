@@ -16,11 +16,12 @@ class PromptLookup final : public Drafter {
  public:
   /// The prompt and what was generated stay the same when a text is put back.
   Status Restart(int64_t /*first*/) override { return {}; }
+  Status GuessAll(std::span<GuessRequest> requests) override;
+
   /// Empty without an earlier occurrence of the last two tokens. Of several occurrences it takes
   /// the one with the longest match, and of those the latest one. The text has only grown since the
   /// last call.
-  Result<std::vector<int32_t>> Guess(std::span<const int32_t> tokens, int64_t most,
-                                     std::span<const uint8_t> sampler) override;
+  std::vector<int32_t> Guess(std::span<const int32_t> tokens, int64_t most);
 
  private:
   void Index(std::span<const int32_t> tokens);

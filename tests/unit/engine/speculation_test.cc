@@ -30,7 +30,7 @@ using ::testing::SizeIs;
 constexpr int64_t kVocab = 128;
 
 std::vector<int32_t> Guess(const std::vector<int32_t>& tokens, int64_t most = 6) {
-  return *PromptLookup().Guess(tokens, most, {});
+  return PromptLookup().Guess(tokens, most);
 }
 
 TEST(PromptLookup, GoesOnAsTheTextDidBefore) {
@@ -52,7 +52,7 @@ TEST(PromptLookup, GoesOnAsTheTextDidBefore) {
 TEST(PromptLookup, LearnsFromATextThatGrows) {
   std::vector<int32_t> tokens = {1, 2, 3};
   PromptLookup lookup;
-  const auto guess = [&](int64_t most) { return *lookup.Guess(tokens, most, {}); };
+  const auto guess = [&](int64_t most) { return lookup.Guess(tokens, most); };
   EXPECT_THAT(guess(9), IsEmpty());
   tokens.insert(tokens.end(), {4, 1, 2});
   EXPECT_THAT(guess(4), ElementsAre(3, 4, 1, 2));
@@ -101,7 +101,7 @@ class Texts {
       const auto begin = texts_[i].begin() + sequences_[i].length();
       fed.emplace_back(begin, texts_[i].end());
       std::vector<int32_t> guess;
-      if (fed[i].size() == 1 && most_[i] > 0) guess = *lookups_[i].Guess(texts_[i], most_[i], {});
+      if (fed[i].size() == 1 && most_[i] > 0) guess = lookups_[i].Guess(texts_[i], most_[i]);
       rows += 1 + guess.size();
       guesses_.resize(texts_.size());
       guesses_[i] = guess.size();

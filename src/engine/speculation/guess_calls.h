@@ -1,0 +1,55 @@
+// The calls in which a draft guesses the next tokens of several texts.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "engine/speculation/draft_samplers.h"
+#include "engine/speculation/drafter.h"
+#include "marlin/model.h"
+#include "marlin/status.h"
+
+namespace marlin {
+
+class GuessCalls {
+ public:
+  /// `hidden_size`: of a draft whose hidden states its next guesses need; 0: they need none. The
+  /// draft and the samplers outlive the calls.
+  GuessCalls(const Model& draft, DraftSamplers* samplers, int64_t hidden_size)
+      : draft_(draft), samplers_(*samplers), hidden_size_(hidden_size) {}
+
+  /// Adds a text, with the tokens that its sequence of the draft is fed first: at least one.
+  void Add(GuessRequest* request, const SequenceInput& input);
+  /// Feeds all texts and samples the first guess of each; then those whose sequences have grown
+  /// have one. Texts without room for their sampler's state have none. Errors: as
+  /// Model::ForwardAndSample.
+  Status SampleFirst();
+  /// Samples the other guesses token by token, with the hidden states between them.
+  Status SampleOthers();
+  /// Decodes the other guesses. The sequences have grown by the first of these, and by each other
+  /// one but the last, or, where another text wanted more, by further tokens.
+  Status DecodeOthers();
+
+ private:
+  struct Text {
+    GuessRequest* request;
+    SequenceInput input;
+    int64_t most;  ///< Guesses.
+    std::vector<float> hidden;
+  };
+  /// One more guess of the first `count` texts.
+  Status Sample(size_t count);
+  /// The texts that want more than `guesses`, which are the first ones.
+  size_t CountBeyond(int64_t guesses) const;
+  /// The states of the first texts.
+  MutableTensorView States(size_t count) const;
+
+  const Model& draft_;
+  DraftSamplers& samplers_;
+  int64_t hidden_size_;
+  MutableTensorView states_;
+  std::vector<Text> texts_;  ///< Those with the most guesses first.
+};
+
+}  // namespace marlin
