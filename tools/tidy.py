@@ -131,7 +131,11 @@ class Tidy:
         # Not only the path: the file may have been changed since.
         known = (path, state.st_ino, state.st_size, state.st_mtime_ns)
         if known not in self.digests:
-            self.digests[known] = hashlib.sha256(Path(path).read_bytes()).digest()
+            data = Path(path).read_bytes()
+            if Path(path) in self.batches.values():
+                # A batch names its sources by their paths in this clone.
+                data = data.replace(os.fsencode(f"{self.root}/"), b"./")
+            self.digests[known] = hashlib.sha256(data).digest()
         return self.digests[known]
 
     def key(self, file: Path) -> str | None:

@@ -192,8 +192,8 @@ LOOP = "{% for i in range(99999) %}"
     ("{{ 9 ** 9 ** 8 }}{{ (9 ** 999999) ** 99999 }}", "takes longer|digits"),
     ("{% set n = namespace(a='x' * 99) %}" + LOOP + "{% set n.a = n.a + n.a %}{% endfor %}",
      "needs more than 256 MiB"),
-    ("{{ ('x' * 999999999) | length }}", "needs more than 256 MiB"),
-    # Few enough digits that a busy machine fills them before the time ends.
+    # Little enough that a busy machine fills it before the time ends.
+    ("{{ ('x' * 399999999) | length }}", "needs more than 256 MiB"),
     ("{{ '%399999999d' | format(1) | length }}", "needs more than 256 MiB"),
     (LOOP + "{{ 'x' * 99 }}{% endfor %}", "more than 4 MiB"),
     ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),

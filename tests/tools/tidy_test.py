@@ -52,16 +52,21 @@ class TidyTest(unittest.TestCase):
             "directory": str(self.root / "build"), "file": source,
             "arguments": ["c++", "-std=c++20", *options, "-o", "named.o", "-c", source]}]))
 
-    def test_sources_of_a_batch_are_checked_once(self) -> None:
+    def write_batch(self, other: str) -> pathlib.Path:
+        """Compiles named.cc in a batch with other.cc."""
         batch = self.root / "build/src/Unity/unity_0_cxx.cxx"
-        batch.parent.mkdir(parents=True)
+        batch.parent.mkdir(parents=True, exist_ok=True)
         batch.write_text("".join(f'#include "{self.root}/src/{name}.cc"\n'
                                  for name in ("named", "other")))
-        self.write("src/other.cc", IMPLICIT.replace("Named", "Other"))
-        self.configure("bugprone-*," + CHECKS)
+        self.write("src/other.cc", other)
         self.write("build/compile_commands.json", json.dumps([{
             "directory": str(self.root / "build"), "file": str(batch),
             "arguments": ["c++", "-std=c++20", "-o", "batch.o", "-c", str(batch)]}]))
+        return batch
+
+    def test_sources_of_a_batch_are_checked_once(self) -> None:
+        batch = self.write_batch(IMPLICIT.replace("Named", "Other"))
+        self.configure("bugprone-*," + CHECKS)
         checker = tidy.Tidy(self.root, self.root / "build", self.cache)
         self.assertEqual(checker.sources(), [batch])
         self.assertEqual(checker.batches[self.root / "src/other.cc"], batch)
@@ -197,6 +202,17 @@ class TidyTest(unittest.TestCase):
         self.root = self.root.rename(self.root.with_name("another"))
         self.set_options([])
         self.expect_clean(0)
+
+    def test_batch_of_clone_in_another_folder_shares_results(self) -> None:
+        other = "int h() { return 2; }\n"
+        for runs in (1, 0):
+            batch = self.write_batch(other)
+            checker = tidy.Tidy(self.root, self.root / "build", self.cache)
+            self.assertEqual((checker.check(batch), len(checker.ran)), ("", runs))
+            self.root = self.root.rename(self.root.with_name("another"))
+        batch = self.write_batch(other + "int i() { return 3; }\n")
+        checker = tidy.Tidy(self.root, self.root / "build", self.cache)
+        self.assertEqual((checker.check(batch), len(checker.ran)), ("", 1))
 
     def test_clone_whose_path_matches_header_filter_does_not(self) -> None:
         (self.root / "include").mkdir()
