@@ -157,7 +157,7 @@ struct SequenceInput {
   int32_t next_token = 0;
   /// For ForwardAndSample: how many of the tokens, all but the first, are guesses of those that
   /// follow it; up to kMostDrafts, without all_logits and feed_only. Of a model with recurrent
-  /// states each guess has states of its own, in as much memory as those of a sequence.
+  /// states each guess takes as much memory as the states of a sequence.
   int64_t drafts = 0;
   /// For the model that Model::draft returns, which needs it: for each token the hidden state after
   /// the token before it, [tokens, hidden_size], as hidden_out of the model has it, or of the draft

@@ -255,11 +255,11 @@ void KvCache::DropUnseen(size_t group, int64_t position) {
 }
 
 Status KvCache::Reserve(int64_t position, int64_t end, int64_t drafts) {
-  drafts_ = drafts;
+  drafts_ = std::max<int64_t>(drafts, 0);
   for (size_t group = 0; group < blocks_.size(); ++group) {
     std::vector<int32_t>& blocks = blocks_[group];
     if (pool_->IsRecurrent(group)) {
-      MARLIN_RETURN_IF_ERROR(ResizeGuesses(group, drafts));
+      if (drafts != kNoDrafts) MARLIN_RETURN_IF_ERROR(ResizeGuesses(group, drafts));
       if (end == position || blocks[kNextState] >= 0) continue;
       MARLIN_ASSIGN_OR_RETURN(const int32_t page, pool_->Take(group));
       SetNextState(group, page);

@@ -81,9 +81,11 @@ class KvCache {
 
   /// Allocates pages for the positions [position, end), at or after length(), and for the states
   /// after them. Where the last `drafts` of these are guesses, which follow one token, each has
-  /// states of its own, to which Grow may advance. Earlier positions and states stay intact until
-  /// Grow, so that a failed call can be retried. Errors: kOutOfMemory.
-  Status Reserve(int64_t position, int64_t end, int64_t drafts = 0);
+  /// states of its own, to which Grow may advance; kNoDrafts: there are none, and the pages of
+  /// earlier ones stay for later ones. Earlier positions and states stay intact until Grow, so that
+  /// a failed call can be retried. Errors: kOutOfMemory.
+  Status Reserve(int64_t position, int64_t end, int64_t drafts = kNoDrafts);
+  static constexpr int64_t kNoDrafts = -1;
   /// Returns the pages of positions from `end` on, at or after length(), and at length() the pages
   /// of states after them. No work may use them.
   void Release(int64_t end);

@@ -24,7 +24,7 @@ struct PlannedTurn {
 };
 
 /// The turns of a pass: one for neighbors without guesses; for neighbors with as many guesses one
-/// for each of their rows. A row's turn is after those of the rows before it in its sequence.
+/// for each of their rows. A row's turn follows the turn of the row before it in its sequence.
 std::vector<PlannedTurn> PlanTurns(std::span<const PassSequence> sequences);
 /// RecurrentTurn::first_rows of a turn.
 std::vector<int32_t> FirstRowsOf(const PlannedTurn& turn, std::span<const PassSequence> sequences);

@@ -61,13 +61,13 @@ apply_addition() {
 compile() {
   local launcher
   launcher=$(command -v ccache || true)
-  # The CPU backend proves a format, a reader or an operation in a tenth of the build time. In CI the
-  # warning options are those of the stage `test`, whose objects the compiler cache has.
+  # The CPU backend proves a format, a reader or an operation in a tenth of the build time. With the
+  # warning options of CI's stage `test` the compiler cache has its objects.
   local werror=OFF
   [ "${CI:-}" != true ] || werror=ON
   cmake -S . -B "$build" ${generator:+-G "$generator"} -DCMAKE_BUILD_TYPE=Release \
-    -DMARLIN_CUDA=OFF -DMARLIN_WERROR="$werror" -DMARLIN_BUILD_TESTS=ON -DMARLIN_TEST_FILES=/toy_ \
-    -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" >"$work/configure.log" || {
+    -DMARLIN_CUDA=OFF -DMARLIN_WERROR="$werror" -DMARLIN_BUILD_TESTS=ON \
+    -DMARLIN_TEST_FILES=/toy_ -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" >"$work/configure.log" || {
     cat "$work/configure.log"
     fail "cmake failed"
   }

@@ -27,6 +27,23 @@ bool Stops(const BatchText& text, int32_t token) {
   return std::find(text.stops.begin(), text.stops.end(), token) != text.stops.end();
 }
 
+/// Takes the pages of tokens not fed yet that another text has published. Of a text that was put
+/// back these may be its own, which are no cached tokens.
+Status Adopt(BatchText& text) {
+  if (!text.salt) return {};
+  const int64_t adopted = text.sequence->state()->cache.Adopt(text.tokens, *text.salt);
+  if (!text.put_back) text.cached_tokens += adopted;
+  // A drafter that reads hidden states goes on after those that this text has none of.
+  const bool skips = adopted > 0 && text.reads_hidden();
+  return skips ? text.drafter->Restart(text.sequence->length()) : Status();
+}
+
+/// Takes the pages of a text's next piece, so that the memory runs out before a pass and not in it.
+Status Reserve(BatchText& text) {
+  KvCache& cache = text.sequence->state()->cache;
+  return cache.Reserve(cache.length(), cache.length() + text.piece);
+}
+
 }  // namespace
 
 /// The rest of a pass while it is planned.
@@ -208,23 +225,6 @@ bool ContinuousBatch::Start(BatchText& text) {
   if (text.reports_prompt()) text.of_prompt.clear();
   if (!text.start) text.start = Clock::now();
   return true;
-}
-
-/// Takes the pages of tokens not fed yet that another text has published. Of a text that was put
-/// back these may be its own, which are no cached tokens.
-Status ContinuousBatch::Adopt(BatchText& text) {
-  if (!text.salt) return {};
-  const int64_t adopted = text.sequence->state()->cache.Adopt(text.tokens, *text.salt);
-  if (!text.put_back) text.cached_tokens += adopted;
-  // A drafter that reads hidden states goes on after those that this text has none of.
-  const bool skips = adopted > 0 && text.reads_hidden();
-  return skips ? text.drafter->Restart(text.sequence->length()) : Status();
-}
-
-/// Takes the pages of a text's next piece, so that the memory runs out before a pass and not in it.
-Status ContinuousBatch::Reserve(BatchText& text) {
-  KvCache& cache = text.sequence->state()->cache;
-  return cache.Reserve(cache.length(), cache.length() + text.piece);
 }
 
 /// Frees the pages of the text that started last, which starts again when another has ended. If

@@ -79,8 +79,6 @@ class ContinuousBatch {
   Budget BudgetOfPass() const;
   void Choose(BatchText& text, const Budget& budget) const;
   bool Start(BatchText& text);
-  static Status Adopt(BatchText& text);
-  static Status Reserve(BatchText& text);
   Status PutBackNewest(const Status& cause);
   void Accept(const SampledText& sampled);
   bool AcceptToken(BatchText& text, int32_t token, const TokenLogprobs* logprobs);

@@ -19,7 +19,7 @@ TensorView ConvWeights(const DeviceVector& conv, int64_t channels, int64_t width
   return TensorView(conv.view().data(), DType::kF32, {channels, width});
 }
 
-MutableTensorView PassTurn::Of(const MutableTensorView& matrix) const {
+MutableTensorView PassTurn::Rows(const MutableTensorView& matrix) const {
   auto* const data = matrix.As<uint8_t>() + first * matrix.stride(0) * DTypeBytes(matrix.dtype());
   return {data,
           matrix.dtype(),
@@ -27,9 +27,9 @@ MutableTensorView PassTurn::Of(const MutableTensorView& matrix) const {
           {stride * matrix.stride(0), matrix.stride(1)}};
 }
 
-MutableTensorView PassTurn::HeadsOf(const MutableTensorView& matrix, int64_t heads,
-                                    int64_t dim) const {
-  const MutableTensorView own = Of(matrix);
+MutableTensorView PassTurn::Heads(const MutableTensorView& matrix, int64_t heads,
+                                  int64_t dim) const {
+  const MutableTensorView own = Rows(matrix);
   return {own.data(), own.dtype(), {own.dim(0), heads, dim}, {own.stride(0), dim, 1}};
 }
 

@@ -26,9 +26,9 @@ struct PassTurn {
   int64_t stride = 1;  ///< From a row to the next.
 
   /// The turn's rows of a matrix that has all rows of the pass.
-  MutableTensorView Of(const MutableTensorView& matrix) const;
+  MutableTensorView Rows(const MutableTensorView& matrix) const;
   /// The same as heads, [rows, heads, dim].
-  MutableTensorView HeadsOf(const MutableTensorView& matrix, int64_t heads, int64_t dim) const;
+  MutableTensorView Heads(const MutableTensorView& matrix, int64_t heads, int64_t dim) const;
 };
 /// Runs a recurrent operation of a layer: of all rows at once or, where guesses among them need
 /// states of their own, turn by turn.

@@ -39,7 +39,7 @@ class DraftSamplers {
   int64_t vocab_;
   SamplerSlots slots_;
   std::vector<uint8_t> greedy_;  ///< A greedy state. One remains greedy when it advances.
-  std::vector<bool> is_greedy_;  ///< Of each slot.
+  std::vector<bool> is_greedy_;  ///< One per slot.
 };
 
 }  // namespace marlin

@@ -296,6 +296,8 @@ TEST(KvCache, AdvancesToTheStatesAfterAcceptedGuesses) {
   EXPECT_EQ(pool->statistics().states_used, 1);
   ASSERT_TRUE(cache.Reserve(fed, fed + 3, 2).ok());
   ASSERT_TRUE(cache.Reserve(fed, fed + 1).ok());
+  EXPECT_EQ(pool->statistics().states_used, 4);
+  ASSERT_TRUE(cache.Reserve(fed, fed + 1, 0).ok());
   EXPECT_EQ(pool->statistics().states_used, 2);
   cache.Grow(fed + 1);
   EXPECT_EQ(pool->statistics().states_used, 1);
@@ -307,6 +309,7 @@ TEST(KvCache, CallsDoNotAllocateStatesAgain) {
   shape.layers[0].kept = MixerState{.fixed = 1 << 19};
   const auto pool = MakePool(*Device::Open("cpu", {.threads = 1}), shape);
   const int64_t state = pool->PageBytes(0);
+  int64_t allocated = 0;
   {
     std::vector<std::unique_ptr<KvCache>> caches;
     for (int i = 0; i < 4; ++i) caches.push_back(std::make_unique<KvCache>(pool, false));
@@ -319,6 +322,17 @@ TEST(KvCache, CallsDoNotAllocateStatesAgain) {
     }
   }
   EXPECT_EQ(pool->statistics().bytes_allocated, state);
+  // Nor those of guesses, whose pages are taken once a pass is planned.
+  KvCache cache(pool, false);
+  for (int64_t call = 0; call < 6; ++call) {
+    ASSERT_TRUE(cache.Reserve(cache.length(), cache.length() + 1).ok());
+    ASSERT_TRUE(cache.Reserve(cache.length(), cache.length() + 4, 3).ok());
+    cache.Grow(cache.length() + 1 + call % 4);
+    if (call > 1) {
+      EXPECT_EQ(pool->statistics().bytes_allocated, allocated) << call;
+    }
+    allocated = pool->statistics().bytes_allocated;
+  }
 }
 
 TEST(KvCache, ATruncatableOneKeepsAll) {

@@ -62,8 +62,8 @@ class FadingSum final : public Mixer {
       Work work{turn.rows,
                 StatesOf(pass, layer),
                 {},
-                turn.Of(pass.values.projected),
-                turn.Of(MixedOf(pass, layer))};
+                turn.Rows(pass.values.projected),
+                turn.Rows(MixedOf(pass, layer))};
       work.slabs.assign(work.states.slabs.begin(), work.states.slabs.end());
       if (pass.device.info().backend != "remote") return Mix(work);
       work.rows = {Local(work.rows.positions), Local(work.rows.first_rows), Local(work.rows.pages)};

@@ -185,8 +185,8 @@ Status GatedDeltaNet::Run(Pass& pass, StepKind /*kind*/, int64_t layer) const {
   const RecurrentStates states = StatesOf(pass, layer);
   MARLIN_RETURN_IF_ERROR(ForEachTurn(pass, layer, [&](const PassTurn& turn) {
     return GatedDelta(
-        pass.device, InputsIn(turn.Of(projected), sizes, config.family->delta_by_head), weights,
-        turn.rows, states, turn.HeadsOf(MixedOf(pass, layer), net.value_heads, net.value_dim),
+        pass.device, InputsIn(turn.Rows(projected), sizes, config.family->delta_by_head), weights,
+        turn.rows, states, turn.Heads(MixedOf(pass, layer), net.value_heads, net.value_dim),
         pass.products.determinism, pass.stream());
   }));
   return Ended(pass, StepPart::kAttention);

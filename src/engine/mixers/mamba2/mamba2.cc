@@ -170,8 +170,8 @@ Status Mamba2Net::Run(Pass& pass, StepKind /*kind*/, int64_t layer) const {
   weights.sizes = net;
   const RecurrentStates states = StatesOf(pass, layer);
   MARLIN_RETURN_IF_ERROR(ForEachTurn(pass, layer, [&](const PassTurn& turn) {
-    return Mamba2(pass.device, InputsIn(turn.Of(projected), net), weights, turn.rows, states,
-                  turn.HeadsOf(MixedOf(pass, layer), net.heads, net.head_dim),
+    return Mamba2(pass.device, InputsIn(turn.Rows(projected), net), weights, turn.rows, states,
+                  turn.Heads(MixedOf(pass, layer), net.heads, net.head_dim),
                   pass.products.determinism, pass.stream());
   }));
   return Ended(pass, StepPart::kAttention);

@@ -88,13 +88,13 @@ Status ShortConvolutionNet::Run(Pass& pass, StepKind /*kind*/, int64_t layer) co
       mixer.vectors[kConvBias].view(), sizes};
   const RecurrentStates states = StatesOf(pass, layer);
   MARLIN_RETURN_IF_ERROR(ForEachTurn(pass, layer, [&](const PassTurn& turn) {
-    const MutableTensorView rows = turn.Of(projected);
+    const MutableTensorView rows = turn.Rows(projected);
     const auto part = [&](int64_t index) {
       return TensorView(rows.As<float>() + index * sizes.channels, DType::kF32,
                         {rows.dim(0), sizes.channels}, {rows.stride(0), 1});
     };
     return ShortConvolution(pass.device, {part(2), part(0), part(1)}, weights, turn.rows, states,
-                            turn.Of(MixedOf(pass, layer)), pass.stream());
+                            turn.Rows(MixedOf(pass, layer)), pass.stream());
   }));
   return Ended(pass, StepPart::kAttention);
 }
