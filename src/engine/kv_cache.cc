@@ -276,6 +276,16 @@ Status KvCache::Reserve(int64_t position, int64_t end, int64_t drafts) {
   return {};
 }
 
+bool KvCache::DropGuesses() {
+  bool dropped = false;
+  for (size_t group = 0; group < blocks_.size(); ++group) {
+    if (!pool_->IsRecurrent(group)) continue;
+    dropped |= blocks_[group].size() > kStatePages;
+    static_cast<void>(ResizeGuesses(group, 0));
+  }
+  return dropped;
+}
+
 void KvCache::Release(int64_t end) {
   ReturnFrom(static_cast<size_t>(CeilDivide(end, pool_->page_tokens())));
   if (end <= length_) Grow(length_);

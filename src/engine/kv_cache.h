@@ -23,7 +23,7 @@ Result<DType> CacheType(const ModelOptions& options);
 /// Bytes of a token's keys and values in all layers from `first` on.
 int64_t CacheTokenBytes(const DecoderConfig& config, DType type, int64_t first = 0);
 /// Bytes of a sequence's recurrent states in these layers, whatever the cache's type; 0: no layer
-/// has one. A sequence that is fed takes twice as much.
+/// has one. A sequence that is fed takes twice as much, and once more for each guess.
 int64_t StateBytes(const DecoderConfig& config, int64_t first = 0);
 /// The tokens of one sequence for which experts and layers leave room in a device's memory.
 inline constexpr int64_t kReservedTokens = 8192;
@@ -86,6 +86,8 @@ class KvCache {
   /// a failed call can be retried. Errors: kOutOfMemory.
   Status Reserve(int64_t position, int64_t end, int64_t drafts = kNoDrafts);
   static constexpr int64_t kNoDrafts = -1;
+  /// Returns the pages of guesses, which no call may use; false: there are none.
+  bool DropGuesses();
   /// Returns the pages of positions from `end` on, at or after length(), and at length() the pages
   /// of states after them. No work may use them.
   void Release(int64_t end);
@@ -120,7 +122,7 @@ class KvCache {
   bool truncatable_;
   int64_t length_ = 0;
   int64_t kept_length_ = 0;  ///< The length of KeepStates; 0: none.
-  int64_t drafts_ = 0;       ///< Of the last Reserve.
+  int64_t drafts_ = 0;       ///< Guesses of the last Reserve.
   BlockTables blocks_;
   PrefixPlace place_;
 };

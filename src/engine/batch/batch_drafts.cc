@@ -1,6 +1,7 @@
 #include "engine/batch/batch_drafts.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "base/macros.h"
@@ -44,7 +45,7 @@ class PassDrafts {
   /// Guesses the text's tokens, or chooses how many GuessTogether guesses.
   Status Add(BatchText& text) {
     if (text.drafter == nullptr) return {};
-    const int64_t most = MostDrafts(model_, text, room_);
+    const int64_t most = has_memory_ ? MostDrafts(model_, text, room_) : 0;
     // The text itself is a row and a token of the pass.
     const DraftedPass others{pass_.rows - 1, pass_.tokens - 1, pass_.guesses};
     const int64_t wanted = most <= 0 ? 0 : text.control->Choose(costs_, others, most);
@@ -52,7 +53,8 @@ class PassDrafts {
       return UnlessHarmless(text.drafter->Follow(text.tokens, text.sequence->length()));
     }
     GuessRequest request{text.drafter.get(), text.tokens, wanted};
-    if (!text.drafter->draws()) {
+    const Model::Impl* const draft = text.drafter->draft();
+    if (draft == nullptr) {
       MARLIN_RETURN_IF_ERROR(Guess({&request, 1}));
       Take(text, std::move(request.guess));
       Count(text, std::ssize(text.drafts));
@@ -60,26 +62,43 @@ class PassDrafts {
     }
     pass_.guesses = std::max(pass_.guesses, wanted);
     Count(text, wanted);
-    texts_.push_back(&text);
-    requests_.push_back(std::move(request));
+    Group& group = groups_[draft];
+    group.texts.push_back(&text);
+    group.requests.push_back(std::move(request));
     return {};
   }
 
   Status GuessTogether() {
-    if (texts_.empty()) return {};
-    std::vector<std::vector<uint8_t>> samplers(texts_.size());
-    for (size_t i = 0; i < texts_.size(); ++i) {
-      const BatchText& text = *texts_[i];
-      if (text.slot < 0 || IsGreedy(text.options->sampling)) continue;
-      MARLIN_ASSIGN_OR_RETURN(samplers[i], slots_.Save(text));
-      requests_[i].sampler = samplers[i];
-    }
-    MARLIN_RETURN_IF_ERROR(Guess(requests_));
-    for (size_t i = 0; i < texts_.size(); ++i) Take(*texts_[i], std::move(requests_[i].guess));
+    for (auto& [draft, group] : groups_) MARLIN_RETURN_IF_ERROR(GuessTogether(group));
     return {};
   }
 
  private:
+  /// Texts of the same draft.
+  struct Group {
+    std::vector<BatchText*> texts;
+    std::vector<GuessRequest> requests;
+  };
+
+  Status GuessTogether(Group& group) {
+    std::vector<std::vector<uint8_t>> samplers(group.texts.size());
+    for (size_t i = 0; i < samplers.size(); ++i) {
+      const BatchText& text = *group.texts[i];
+      if (text.slot < 0 || IsGreedy(text.options->sampling)) continue;
+      MARLIN_ASSIGN_OR_RETURN(samplers[i], slots_.Save(text));
+      group.requests[i].sampler = samplers[i];
+    }
+    MARLIN_RETURN_IF_ERROR(Guess(group.requests));
+    for (size_t i = 0; i < samplers.size(); ++i) {
+      BatchText& text = *group.texts[i];
+      Take(text, std::move(group.requests[i].guess));
+      if (!text.drafts.empty()) continue;
+      MARLIN_RETURN_IF_ERROR(
+          UnlessHarmless(text.drafter->Follow(text.tokens, text.sequence->length())));
+    }
+    return {};
+  }
+
   static Status UnlessHarmless(Status status) {
     return IsHarmless(status.code()) ? Status() : status;
   }
@@ -98,11 +117,12 @@ class PassDrafts {
     text.drafts = std::move(guess);
     const int64_t drafts = std::ssize(text.drafts);
     KvCache& cache = text.sequence->state()->cache;
-    if (drafts == 0 || cache.Reserve(cache.length(), cache.length() + 1 + drafts, drafts).ok()) {
-      return;
-    }
+    const int64_t end = cache.length() + 1 + drafts;
+    if (drafts == 0) return;
+    has_memory_ = has_memory_ && cache.Reserve(cache.length(), end, drafts).ok();
+    if (has_memory_) return;
     text.drafts.clear();
-    room_ = 0;
+    cache.DropGuesses();
   }
 
   /// Adds the guesses of a text to the pass.
@@ -117,8 +137,8 @@ class PassDrafts {
   int64_t room_;
   DraftCosts& costs_;
   DraftedPass pass_;
-  std::vector<BatchText*> texts_;  ///< Whose guesses need calls of a model.
-  std::vector<GuessRequest> requests_;
+  bool has_memory_ = true;  ///< For guesses.
+  std::map<const Model::Impl*, Group> groups_;
 };
 
 }  // namespace

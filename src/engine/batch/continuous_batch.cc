@@ -27,11 +27,13 @@ bool Stops(const BatchText& text, int32_t token) {
   return std::find(text.stops.begin(), text.stops.end(), token) != text.stops.end();
 }
 
+KvCache& CacheOf(BatchText& text) { return text.sequence->state()->cache; }
+
 /// Takes the pages of tokens not fed yet that another text has published. Of a text that was put
 /// back these may be its own, which are no cached tokens.
 Status Adopt(BatchText& text) {
   if (!text.salt) return {};
-  const int64_t adopted = text.sequence->state()->cache.Adopt(text.tokens, *text.salt);
+  const int64_t adopted = CacheOf(text).Adopt(text.tokens, *text.salt);
   if (!text.put_back) text.cached_tokens += adopted;
   // A drafter that reads hidden states goes on after those that this text has none of.
   const bool skips = adopted > 0 && text.reads_hidden();
@@ -39,9 +41,14 @@ Status Adopt(BatchText& text) {
 }
 
 /// Takes the pages of a text's next piece, so that the memory runs out before a pass and not in it.
-Status Reserve(BatchText& text) {
-  KvCache& cache = text.sequence->state()->cache;
-  return cache.Reserve(cache.length(), cache.length() + text.piece);
+/// Guesses of the running texts give way.
+Status Reserve(BatchText& text, std::span<BatchText* const> running) {
+  KvCache& cache = CacheOf(text);
+  Status status = cache.Reserve(cache.length(), cache.length() + text.piece);
+  if (status.code() != Code::kOutOfMemory) return status;
+  bool dropped = false;
+  for (BatchText* const each : running) dropped |= CacheOf(*each).DropGuesses();
+  return dropped ? cache.Reserve(cache.length(), cache.length() + text.piece) : status;
 }
 
 }  // namespace
@@ -148,7 +155,7 @@ Status ContinuousBatch::PlanRunning(Budget* budget) {
     BatchText& text = *running_[i];
     if (text.left() > 1) MARLIN_RETURN_IF_ERROR(Adopt(text));
     Choose(text, *budget);
-    const Status reserved = Reserve(text);
+    const Status reserved = Reserve(text, running_);
     if (reserved.code() == Code::kOutOfMemory) {
       MARLIN_RETURN_IF_ERROR(PutBackNewest(reserved));
       ++budget->room;
@@ -168,7 +175,7 @@ void ContinuousBatch::StartWaiting(Budget* budget) {
     if (!Start(text)) continue;
     --budget->room;
     Choose(text, *budget);
-    const Status reserved = Reserve(text);
+    const Status reserved = Reserve(text, running_);
     if (!reserved.ok()) {
       ++budget->room;
       if (reserved.code() == Code::kOutOfMemory && !running_.empty()) {
@@ -195,7 +202,7 @@ void ContinuousBatch::SpendRest(Budget* budget) {
     const int64_t more = std::min({text->ready() - before, budget->prefill, budget->room});
     if (more <= 0) continue;
     text->piece = PieceToState(*model_, *text, before + more);
-    if (!Reserve(*text).ok()) {
+    if (!Reserve(*text, running_).ok()) {
       text->piece = before;
       return;
     }
@@ -315,8 +322,7 @@ void ContinuousBatch::End(BatchText& text, StopReason reason, const Status& erro
   slots_.Leave(text);
   if (error.ok() && text.sequence) PublishPages(*model_, &text);
   if (text.given != nullptr && text.sequence) {
-    KvCache& cache = text.sequence->state()->cache;
-    cache.Release(cache.length());
+    CacheOf(text).Release(text.sequence->length());
     *text.given = *std::move(text.sequence);
   }
   text.sequence.reset();

@@ -19,10 +19,10 @@ Result<MutableTensorView> ProjectHidden(Pass& pass, int64_t layer, const Project
 TensorView ConvWeights(const DeviceVector& conv, int64_t channels, int64_t width);
 /// The rows of a pass that a recurrent operation takes in one call.
 struct PassTurn {
-  /// Of these rows, and with the pages of their sequences' states. In several steps of one
-  /// recording, rows that have ended do not take part.
+  /// These rows, and the pages of their sequences' states. In several steps of one recording, rows
+  /// that have ended do not take part.
   RecurrentRows rows;
-  int64_t first = 0;   ///< In the pass.
+  int64_t first = 0;   ///< The first row's index in the pass.
   int64_t stride = 1;  ///< From a row to the next.
 
   /// The turn's rows of a matrix that has all rows of the pass.

@@ -24,10 +24,14 @@ Result<std::shared_ptr<DraftSamplers>> DraftSamplers::Make(const Model& draft) {
 
 Result<MutableTensorView> DraftSamplers::Begin(std::span<const std::span<const uint8_t>> texts) {
   const auto wanted = std::ssize(texts);
-  if (wanted > slots_.count()) {
-    const auto most = static_cast<int64_t>(std::bit_ceil(texts.size()));
-    MARLIN_ASSIGN_OR_RETURN(slots_, SamplerSlots::Make(device_, vocab_, most));
-    is_greedy_.assign(static_cast<size_t>(slots_.count()), false);
+  if (wanted > tried_) {
+    tried_ = static_cast<int64_t>(std::bit_ceil(texts.size()));
+    Result<SamplerSlots> slots = SamplerSlots::Make(device_, vocab_, tried_);
+    if (!slots.ok() && slots.status().code() != Code::kOutOfMemory) return slots.status();
+    if (slots.ok() && slots->count() > slots_.count()) {
+      slots_ = *std::move(slots);
+      is_greedy_.assign(static_cast<size_t>(slots_.count()), false);
+    }
   }
   const int64_t used = std::min(wanted, slots_.count());
   for (int64_t slot = 0; slot < used; ++slot) {

@@ -38,6 +38,7 @@ class DraftSamplers {
   Device device_;
   int64_t vocab_;
   SamplerSlots slots_;
+  int64_t tried_ = 1;            ///< Slots that were asked for, at most.
   std::vector<uint8_t> greedy_;  ///< A greedy state. One remains greedy when it advances.
   std::vector<bool> is_greedy_;  ///< One per slot.
 };

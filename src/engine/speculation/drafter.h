@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "marlin/model.h"
 #include "marlin/status.h"
 
 namespace marlin {
@@ -32,7 +33,7 @@ class Drafter {
   /// Begins again with a text of which `first` tokens were fed to the model before. Errors:
   /// kOutOfMemory.
   virtual Status Restart(int64_t first) = 0;
-  /// Guesses the next tokens of texts, whose drafters are of one Speculation. Errors: as
+  /// Guesses the next tokens of texts, whose drafters have the same draft(). Errors: as
   /// Model::ForwardAndSample; what was guessed before it is right, and the same texts may be tried
   /// again.
   virtual Status GuessAll(std::span<GuessRequest> requests) = 0;
@@ -40,8 +41,8 @@ class Drafter {
   /// fed.
   virtual Status Follow(std::span<const int32_t> /*tokens*/, int64_t /*fed*/) { return {}; }
 
-  /// Whether it draws with the state of the text's sampler, in calls of a model, which texts share.
-  virtual bool draws() const { return false; }
+  /// The model whose calls guess, with the state of the text's sampler; null: none is called.
+  virtual const Model::Impl* draft() const { return nullptr; }
   /// Whether passes write the model's hidden states to Receive, and Keep says how many are final.
   virtual bool reads_hidden() const { return false; }
   /// Memory for the hidden states after the `rows` tokens that the next pass feeds.

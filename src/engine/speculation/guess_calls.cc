@@ -43,10 +43,13 @@ Status GuessCalls::Sample(size_t count) {
     input.hidden_out = hidden[i];
     inputs.push_back(input);
   }
-  std::vector<int32_t> sampled(count, -1);
+  std::vector<int64_t> lengths;
+  for (const SequenceInput& input : inputs) lengths.push_back(input.sequence->length());
+  std::vector<int32_t> sampled(count);
   const Status status = draft_.ForwardAndSample(inputs, States(count), sampled);
   for (size_t i = 0; i < count; ++i) {
-    if (sampled[i] < 0) continue;
+    // A call that fails in a later pass has sampled tokens in earlier ones.
+    if (inputs[i].sequence->length() == lengths[i]) continue;
     Text& text = texts_[i];
     text.request->guess.push_back(sampled[i]);
     text.hidden.assign(hidden[i].end() - hidden_size_, hidden[i].end());

@@ -21,9 +21,10 @@ class GuessCalls {
 
   /// Adds a text, with the tokens that its sequence of the draft is fed first: at least one.
   void Add(GuessRequest* request, const SequenceInput& input);
-  /// Feeds all texts and samples the first guess of each; then those whose sequences have grown
-  /// have one. Texts without room for their sampler's state have none. Errors: as
-  /// Model::ForwardAndSample.
+  /// Feeds all texts and samples the first guess of each; then, also after an error, the texts
+  /// whose sequences have grown have one. Texts without room for their sampler's state have none.
+  /// Errors: as Model::ForwardAndSample; other texts have guesses where the logits of one cannot be
+  /// sampled.
   Status SampleFirst();
   /// Samples the other guesses token by token, with the hidden states between them.
   Status SampleOthers();

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "base/internals.h"
 #include "engine/speculation/draft_samplers.h"
 #include "engine/speculation/drafter.h"
 #include "marlin/model.h"
@@ -25,7 +26,7 @@ class LayerDrafts final : public Drafter {
   Status GuessAll(std::span<GuessRequest> requests) override;
   Status Follow(std::span<const int32_t> tokens, int64_t fed) override;
 
-  bool draws() const override { return true; }
+  const Model::Impl* draft() const override { return &Internals::Impl(draft_); }
   bool reads_hidden() const override { return true; }
   std::span<float> Receive(int64_t rows) override;
   void Keep(int64_t rows) override;

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "base/internals.h"
 #include "engine/speculation/draft_samplers.h"
 #include "engine/speculation/drafter.h"
 #include "marlin/model.h"
@@ -24,7 +25,7 @@ class ModelDrafts final : public Drafter {
   Status Restart(int64_t first) override;
   Status GuessAll(std::span<GuessRequest> requests) override;
   Status Follow(std::span<const int32_t> tokens, int64_t fed) override;
-  bool draws() const override { return true; }
+  const Model::Impl* draft() const override { return &Internals::Impl(draft_); }
 
  private:
   /// Goes back to where the text is what the draft was fed, before the text's last token, or, with

@@ -15,7 +15,7 @@ namespace marlin {
 /// Errors: kInvalidArgument naming the option, as Model::draft and CheckDraftModel.
 Status CheckSpeculation(const Model& model, const SpeculationOptions& options);
 
-/// Makes the drafters of texts, which share a sampler and guess one after another.
+/// Makes the drafters of texts, which share samplers and guess together.
 class Speculation {
  public:
   /// Precondition: CheckSpeculation. Errors: kOutOfMemory.

@@ -322,7 +322,7 @@ TEST(KvCache, CallsDoNotAllocateStatesAgain) {
     }
   }
   EXPECT_EQ(pool->statistics().bytes_allocated, state);
-  // Nor those of guesses, whose pages are taken once a pass is planned.
+  // Nor pages for guesses, which are taken once a pass is planned.
   KvCache cache(pool, false);
   for (int64_t call = 0; call < 6; ++call) {
     ASSERT_TRUE(cache.Reserve(cache.length(), cache.length() + 1).ok());
