@@ -188,22 +188,29 @@ TEST_P(RecurrentDrafts, OfSeveralModelsInABatch) {
 }
 
 /// A draft whose cache has no room for all texts guesses for fewer, and the texts go on.
-TEST_P(RecurrentDrafts, GoOnWithoutMemoryForTheDraft) {
-  if (GetParam() != "fading_sum") GTEST_SKIP() << "other models have no limit of memory here";
+TEST(RecurrentDraftsMemory, TextsGoOnWithoutADraft) {
+  testing::TemporaryDirectory directory;
+  testing::WriteQwen2(directory.path(), 40);
+  const Device device = *Device::Open("cpu", {.threads = 1});
+  const auto open = [&](int64_t bytes) {
+    return testing::OpenRecurrent(directory.path(), device, {.batch_invariant = true}, {1}, bytes);
+  };
+  const Model model = *open(INT64_MAX);
   std::vector<Tokens> prompts;
   for (size_t i = 0; i < 24; ++i) {
     prompts.push_back(testing::TokensBelow(kVocab, 40 + i));
     prompts.back().back() = static_cast<int32_t>(i);
   }
   GenerateOptions options{.max_tokens = 30};
-  const auto plain = GenerateBatch(*model_, prompts, {&options, 1});
+  const auto plain = GenerateBatch(model, prompts, {&options, 1});
   ASSERT_TRUE(plain.ok()) << plain.status().message();
-  const CacheShape shape = CacheShape::Of(Internals::Impl(*model_).decoder.config, DType::kBf16);
-  const int64_t page = PageMemory::Make(model_->device(), shape)->PageBytes(0);
+  const CacheShape shape = CacheShape::Of(Internals::Impl(model).decoder.config, DType::kBf16);
+  const int64_t page = PageMemory::Make(device, shape)->PageBytes(0);
   // 24 prompts have more rows than a pass: memory may run out in the second one, too.
   for (const int64_t pages : {2, 14, 40, 70}) {
-    options.speculation = By(Open(directory_.path(), kVocab, pages * page));
-    const auto made = GenerateBatch(*model_, prompts, {&options, 1});
+    options.speculation = {.tokens = 5, .always = true, .source = DraftSource::kModel};
+    options.speculation.model = *open(pages * page);
+    const auto made = GenerateBatch(model, prompts, {&options, 1});
     ASSERT_TRUE(made.ok()) << made.status().message();
     int64_t drafted = 0;
     for (size_t i = 0; i < prompts.size(); ++i) {
@@ -212,6 +219,34 @@ TEST_P(RecurrentDrafts, GoOnWithoutMemoryForTheDraft) {
     }
     EXPECT_EQ(drafted > 0, pages == 70) << pages;
   }
+}
+
+/// Where the memory of a text alone suffices, that of its guesses is not missed.
+TEST(RecurrentDraftsMemory, GuessesGiveWay) {
+  testing::TemporaryDirectory directory;
+  testing::WriteQwen2(directory.path(), 40);
+  const Device device = *Device::Open("cpu", {.threads = 1});
+  const std::vector<Tokens> prompts = {Repetitive()};
+  int fitting = 0;
+  int64_t fewest = INT64_MAX;
+  int64_t most = 0;
+  for (int64_t bytes = 1 << 20; bytes < 6 << 20; bytes += 1 << 18) {
+    const auto model = testing::OpenRecurrent(directory.path(), device, {.batch_invariant = true},
+                                              {1}, bytes, true);
+    ASSERT_TRUE(model.ok()) << model.status().message();
+    GenerateOptions options{.max_tokens = 600};
+    const auto plain = GenerateBatch(*model, prompts, {&options, 1});
+    options.speculation = {.tokens = 8, .always = true};
+    const auto made = GenerateBatch(*model, prompts, {&options, 1});
+    EXPECT_EQ(made.status().code(), plain.status().code()) << bytes;
+    if (!made.ok() || !plain.ok()) continue;
+    ++fitting;
+    EXPECT_EQ(made->front().token_ids, plain->front().token_ids) << bytes;
+    fewest = std::min(fewest, made->front().drafts.drafted);
+    most = std::max(most, made->front().drafts.drafted);
+  }
+  EXPECT_GT(fitting, 5);
+  EXPECT_LT(fewest, most);
 }
 
 /// A sequence goes on after guesses, with the memory of its states alone.

@@ -21,6 +21,8 @@ namespace marlin::testing {
 /// which is the result.
 class FadingSum final : public Mixer {
  public:
+  /// `padding`: floats that a state has and nobody uses.
+  explicit FadingSum(int64_t padding) : padding_(padding) {}
   void ReadSizes(const Family& /*family*/, ModelConfig& /*config*/,
                  Dimensions* /*sizes*/) const override {}
   MixerTensors Tensors(const Family& /*family*/, const Dimensions& /*sizes*/,
@@ -34,7 +36,7 @@ class FadingSum final : public Mixer {
   /// Not a multiple of the alignment of pages.
   MixerState State(const Dimensions& sizes) const override {
     MixerState state;
-    state.fixed = sizes.hidden + 3;
+    state.fixed = sizes.hidden + 3 + padding_;
     return state;
   }
   std::vector<MixerOperation> Operations() const override {
@@ -75,6 +77,8 @@ class FadingSum final : public Mixer {
   }
 
  private:
+  int64_t padding_;
+
   struct Work {
     RecurrentRows rows;
     RecurrentStates states;
@@ -117,8 +121,10 @@ class FadingSum final : public Mixer {
 inline Result<Model> OpenRecurrent(const std::string& path, const Device& device,
                                    const ModelOptions& options,
                                    const std::vector<int64_t>& layers = {1},
-                                   int64_t most_bytes = INT64_MAX) {
-  static const FadingSum kMixer;
+                                   int64_t most_bytes = INT64_MAX, bool large_states = false) {
+  static const FadingSum kSmall(0);
+  static const FadingSum kLarge(1 << 16);
+  const FadingSum& mixer = large_states ? kLarge : kSmall;
   MARLIN_ASSIGN_OR_RETURN(Model model, Model::Open(path, device, options));
   auto& impl = const_cast<Model::Impl&>(Internals::Impl(model));
   impl.info.max_positions = 8192;
@@ -126,8 +132,8 @@ inline Result<Model> OpenRecurrent(const std::string& path, const Device& device
   shape.most_bytes = most_bytes;
   for (const int64_t layer : layers) {
     const auto at = static_cast<size_t>(layer);
-    impl.decoder.layers[at].mixer.mixer = &kMixer;
-    shape.layers[at] = {kMixer.State(impl.decoder.config.layer(layer).sizes), 0};
+    impl.decoder.layers[at].mixer.mixer = &mixer;
+    shape.layers[at] = {mixer.State(impl.decoder.config.layer(layer).sizes), 0};
   }
   MARLIN_ASSIGN_OR_RETURN(impl.pool, PagePool::Make(device, shape));
   MARLIN_ASSIGN_OR_RETURN(impl.program,
