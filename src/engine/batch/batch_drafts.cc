@@ -112,15 +112,16 @@ class PassDrafts {
     return {};
   }
 
-  /// Gives a text its guesses, and takes their pages.
+  /// Gives a text its guesses, or as many as there is memory for, and takes their pages.
   void Take(BatchText& text, std::vector<int32_t> guess) {
     text.drafts = std::move(guess);
-    const int64_t drafts = std::ssize(text.drafts);
     KvCache& cache = text.sequence->state()->cache;
-    const int64_t end = cache.length() + 1 + drafts;
-    if (drafts == 0) return;
-    has_memory_ = has_memory_ && cache.Reserve(cache.length(), end, drafts).ok();
-    if (has_memory_) return;
+    while (has_memory_ && !text.drafts.empty()) {
+      const int64_t drafts = std::ssize(text.drafts);
+      if (cache.Reserve(cache.length(), cache.length() + 1 + drafts, drafts).ok()) return;
+      text.drafts.resize(text.drafts.size() / 2);
+      has_memory_ = !text.drafts.empty();
+    }
     text.drafts.clear();
     cache.DropGuesses();
   }
