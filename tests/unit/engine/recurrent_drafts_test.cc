@@ -221,17 +221,24 @@ TEST(RecurrentDraftsMemory, TextsGoOnWithoutADraft) {
   }
 }
 
-/// A request starts beside another where it would if that one had no guesses.
+/// A request starts next to another where it would if that one had no guesses.
 TEST(RecurrentDraftsMemory, GuessesGiveWay) {
   testing::TemporaryDirectory directory;
   testing::WriteQwen2(directory.path(), 40);
   const Device device = *Device::Open("cpu", {.threads = 2});
+  // Wrong guesses leave the most pages.
+  testing::TemporaryDirectory other;
+  testing::WriteQwen2(other.path(), 2);
+  const Model stranger = *Model::Open(other.path(), device);
   int64_t drafted = 0;
   const auto most_running = [&](int64_t bytes, int64_t drafts) {
     const Model model = *testing::OpenRecurrent(directory.path(), device, {.batch_invariant = true},
                                                 {1}, bytes, true);
     SchedulerOptions options;
-    options.speculation = {.tokens = drafts, .always = drafts > 0};
+    if (drafts > 0) {
+      options.speculation = {.tokens = drafts, .always = true, .source = DraftSource::kModel};
+      options.speculation.model = stranger;
+    }
     Scheduler scheduler = *Scheduler::Make(model, options);
     int64_t most = 0;
     std::vector<Event> events;
