@@ -265,6 +265,31 @@ TEST(HostLayers, GoWithHostExperts) {
 }
 
 // The experts of all layers are counted, on both devices.
+/// The states after guesses are those of the host's layers, too.
+TEST(HostLayers, VerifyDraftsOfRecurrentModels) {
+  testing::TemporaryDirectory directory;
+  testing::WriteRecurrent("nemotron_h", directory.path(), 128);
+  const Model whole = *Model::Open(directory.path(), *Device::Open("cpu", {.threads = 2}),
+                                   Exact(kGpuLayersAuto, true));
+  const auto model = Model::Open(directory.path(), testing::OpenRemote(), Exact(1, true));
+  ASSERT_TRUE(model.ok()) << model.status().message();
+  EXPECT_GT(model->info().host_layers, 0);
+  Tokens prompt;
+  while (prompt.size() < 40) prompt.insert(prompt.end(), {7, 1, 30, 99, 12});
+  GenerateOptions options{.max_tokens = 40, .ignore_eos = true};
+  const auto plain = Generate(whole, prompt, options);
+  ASSERT_TRUE(plain.ok()) << plain.status().message();
+  // Of the same vocabulary but for padding, and otherwise of other weights.
+  testing::TemporaryDirectory other;
+  testing::WriteRecurrent("nemotron_h", other.path(), 136);
+  options.speculation = {.tokens = 4, .always = true, .source = DraftSource::kModel};
+  options.speculation.model = *Model::Open(other.path(), *Device::Open("cpu", {.threads = 1}));
+  const auto made = Generate(*model, prompt, options);
+  ASSERT_TRUE(made.ok()) << made.status().message();
+  EXPECT_EQ(made->token_ids, plain->token_ids);
+  EXPECT_GT(made->drafts.drafted, made->drafts.accepted);
+}
+
 TEST(HostLayers, TellTheirSelections) {
   const std::string path = SourceDirectory() + "/examples/tiny-qwen3-moe";
   const std::vector<Tokens> texts = {{1, 2, 3, 4, 5, 6, 7, 8, 9}};
