@@ -265,7 +265,7 @@ TEST(HostLayers, GoWithHostExperts) {
 }
 
 // The experts of all layers are counted, on both devices.
-/// The states after guesses are those of the host's layers, too.
+/// Guesses leave states of the host's layers, too.
 TEST(HostLayers, VerifyDraftsOfRecurrentModels) {
   testing::TemporaryDirectory directory;
   testing::WriteRecurrent("nemotron_h", directory.path(), 128);
@@ -274,20 +274,31 @@ TEST(HostLayers, VerifyDraftsOfRecurrentModels) {
   const auto model = Model::Open(directory.path(), testing::OpenRemote(), Exact(1, true));
   ASSERT_TRUE(model.ok()) << model.status().message();
   EXPECT_GT(model->info().host_layers, 0);
-  Tokens prompt;
-  while (prompt.size() < 40) prompt.insert(prompt.end(), {7, 1, 30, 99, 12});
-  GenerateOptions options{.max_tokens = 40, .ignore_eos = true};
-  const auto plain = Generate(whole, prompt, options);
-  ASSERT_TRUE(plain.ok()) << plain.status().message();
-  // Of the same vocabulary but for padding, and otherwise of other weights.
-  testing::TemporaryDirectory other;
-  testing::WriteRecurrent("nemotron_h", other.path(), 136);
-  options.speculation = {.tokens = 4, .always = true, .source = DraftSource::kModel};
-  options.speculation.model = *Model::Open(other.path(), *Device::Open("cpu", {.threads = 1}));
-  const auto made = Generate(*model, prompt, options);
-  ASSERT_TRUE(made.ok()) << made.status().message();
-  EXPECT_EQ(made->token_ids, plain->token_ids);
-  EXPECT_GT(made->drafts.drafted, made->drafts.accepted);
+  const Tokens text = Generate(whole, Tokens{5, 9, 2}, {.max_tokens = 3})->token_ids;
+  const int64_t bytes = *SamplerStateBytes(model->device(), 128);
+  const DeviceBuffer memory = *DeviceBuffer::Allocate(model->device(), bytes);
+  const MutableTensorView state(memory.data(), DType::kU8, {bytes});
+  const TensorView none(nullptr, DType::kI32, {0});
+  ASSERT_TRUE(ResetSampler(model->device(), {}, 128, none, state).ok());
+  const auto logits_after = [](const Model& of, Sequence* sequence, const Tokens& tokens) {
+    std::vector<float> logits(128);
+    const SequenceInput input{sequence, tokens};
+    EXPECT_TRUE(of.Forward({&input, 1}, {logits.data(), DType::kF32, {1, 128}}).ok());
+    return logits;
+  };
+  Sequence sequence = *model->NewSequence();
+  logits_after(*model, &sequence, {5, 9});
+  // The first two guesses are right.
+  const Tokens guesses = {2, text[0], text[1], (text[2] + 1) % 128, 7};
+  const SequenceInput input{.sequence = &sequence, .tokens = guesses, .drafts = 4};
+  Tokens sampled(5);
+  ASSERT_TRUE(
+      model->ForwardAndSample({&input, 1}, {memory.data(), DType::kU8, {1, bytes}}, sampled).ok());
+  EXPECT_EQ((Tokens{sampled[0], sampled[1], sampled[2]}), text);
+  EXPECT_EQ(sequence.length(), 5);
+  Sequence alone = *whole.NewSequence();
+  EXPECT_EQ(logits_after(*model, &sequence, {text[2], 30}),
+            logits_after(whole, &alone, {5, 9, 2, text[0], text[1], text[2], 30}));
 }
 
 TEST(HostLayers, TellTheirSelections) {
