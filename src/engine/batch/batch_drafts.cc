@@ -99,7 +99,7 @@ class PassDrafts {
     return {};
   }
 
-  static Status UnlessHarmless(Status status) {
+  static Status UnlessHarmless(const Status& status) {
     return IsHarmless(status.code()) ? Status() : status;
   }
 

@@ -44,9 +44,10 @@ Status GuessCalls::Sample(size_t count) {
     inputs.push_back(input);
   }
   std::vector<int64_t> lengths;
+  lengths.reserve(count);
   for (const SequenceInput& input : inputs) lengths.push_back(input.sequence->length());
   std::vector<int32_t> sampled(count);
-  const Status status = draft_.ForwardAndSample(inputs, States(count), sampled);
+  Status status = draft_.ForwardAndSample(inputs, States(count), sampled);
   for (size_t i = 0; i < count; ++i) {
     // A call that fails in a later pass has sampled tokens in earlier ones.
     if (inputs[i].sequence->length() == lengths[i]) continue;
@@ -79,7 +80,7 @@ Status GuessCalls::DecodeOthers() {
   }
   std::vector<int32_t> sampled(count * static_cast<size_t>(steps));
   std::vector<int64_t> counts(count);
-  const Status status = draft_.Decode(inputs, States(count), {.steps = steps}, sampled, counts);
+  Status status = draft_.Decode(inputs, States(count), {.steps = steps}, sampled, counts);
   for (size_t i = 0; i < count; ++i) {
     const auto first = sampled.begin() + static_cast<int64_t>(i) * steps;
     std::vector<int32_t>& guess = texts_[i].request->guess;
