@@ -85,7 +85,10 @@ class PassDrafts {
     for (size_t i = 0; i < samplers.size(); ++i) {
       const BatchText& text = *group.texts[i];
       if (text.slot < 0 || IsGreedy(text.options->sampling)) continue;
-      MARLIN_ASSIGN_OR_RETURN(samplers[i], slots_.Save(text));
+      Result<std::vector<uint8_t>> sampler = slots_.Save(text);
+      MARLIN_RETURN_IF_ERROR(UnlessHarmless(sampler.status()));
+      if (!sampler.ok()) continue;
+      samplers[i] = *std::move(sampler);
       group.requests[i].sampler = samplers[i];
     }
     MARLIN_RETURN_IF_ERROR(Guess(group.requests));
