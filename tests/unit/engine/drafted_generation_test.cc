@@ -15,8 +15,7 @@
 #include "../../source_directory.h"
 #include "../checkpoint/test_files.h"
 #include "../test_device.h"
-#include "base/internals.h"
-#include "engine/model_impl.h"
+#include "drafted_batch.h"
 #include "marlin/device.h"
 #include "marlin/generate.h"
 #include "marlin/model.h"
@@ -150,33 +149,7 @@ TEST_P(DraftedOn, GoesOnWithASequence) {
 TEST_P(DraftedOn, BatchesToo) {
   const std::vector<Tokens> prompts = {
       Repetitive(), {5, 9, 2}, {7}, testing::TokensBelow(kVocab, 70)};
-  // Greedy and hot texts of several lengths, which a draft guesses together.
-  std::vector<GenerateOptions> options(prompts.size());
-  for (size_t i = 0; i < options.size(); ++i) {
-    options[i].max_tokens = 14 + 5 * static_cast<int64_t>(i);
-    options[i].sampling = {.temperature = i % 2 == 0 ? 0.0F : 0.7F, .seed = i};
-  }
-  const auto plain = GenerateBatch(*model_, prompts, options);
-  ASSERT_TRUE(plain.ok()) << plain.status().message();
-  int64_t wrong = 0;
-  for (const auto& draft : {std::optional<Model>(), twin_, stranger_}) {
-    for (GenerateOptions& of_text : options) of_text.speculation = By(draft);
-    const auto made = GenerateBatch(*model_, prompts, options, {.prefill_tokens = 16});
-    ASSERT_TRUE(made.ok()) << made.status().message();
-    for (size_t i = 0; i < prompts.size(); ++i) {
-      const Generated& text = (*made)[i];
-      EXPECT_EQ(text.token_ids, (*plain)[i].token_ids) << i;
-      if (!draft) continue;
-      EXPECT_GT(text.drafts.drafted, 0) << i;
-      const int64_t misses = text.drafts.drafted - text.drafts.accepted;
-      wrong += misses;
-      // The first five of a text that has not been sampled yet are greedy.
-      const int64_t most = i % 2 == 0 ? 0 : 5;
-      const bool is_twin = &Internals::Impl(*draft) == &Internals::Impl(*twin_);
-      EXPECT_LE(misses, is_twin ? most : text.drafts.drafted) << i;
-    }
-  }
-  EXPECT_GT(wrong, 10);
+  testing::ExpectDraftedBatch(*model_, *twin_, *stranger_, prompts);
 }
 
 TEST_P(DraftedOn, EndsWhereItIsTold) {
