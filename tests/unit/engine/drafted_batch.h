@@ -15,6 +15,14 @@
 
 namespace marlin::testing {
 
+/// Five guesses a pass, by a draft or from the text.
+inline SpeculationOptions SpeculateBy(const std::optional<Model>& draft, bool always = true) {
+  SpeculationOptions options{.tokens = 5, .always = always};
+  if (draft) options.source = DraftSource::kModel;
+  options.model = draft;
+  return options;
+}
+
 /// Greedy and hot texts of several lengths, with five guesses a pass from the text, by a `twin`
 /// with the model's weights, whose guesses are right, and by a `stranger`.
 inline void ExpectDraftedBatch(const Model& model, const Model& twin, const Model& stranger,
@@ -28,11 +36,7 @@ inline void ExpectDraftedBatch(const Model& model, const Model& twin, const Mode
   ASSERT_TRUE(plain.ok()) << plain.status().message();
   int64_t wrong = 0;
   for (const auto& draft : {std::optional<Model>(), std::optional(twin), std::optional(stranger)}) {
-    for (GenerateOptions& of_text : options) {
-      of_text.speculation = {.tokens = 5, .always = true};
-      if (draft) of_text.speculation.source = DraftSource::kModel;
-      of_text.speculation.model = draft;
-    }
+    for (GenerateOptions& of_text : options) of_text.speculation = SpeculateBy(draft);
     const auto made = GenerateBatch(model, prompts, options, {.prefill_tokens = 16});
     ASSERT_TRUE(made.ok()) << made.status().message();
     for (size_t i = 0; i < prompts.size(); ++i) {

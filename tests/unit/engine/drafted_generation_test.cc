@@ -54,13 +54,6 @@ class DraftedOn : public ::testing::TestWithParam<std::string> {
     EXPECT_TRUE(model.ok()) << model.status().message();
     return *std::move(model);
   }
-  SpeculationOptions By(const std::optional<Model>& draft, bool always = true) const {
-    SpeculationOptions options{.tokens = 5, .always = always};
-    if (!draft) return options;
-    options.source = DraftSource::kModel;
-    options.model = draft;
-    return options;
-  }
   static Generated Must(const Result<Generated>& made) {
     EXPECT_TRUE(made.ok()) << made.status().message();
     return made.ok() ? *made : Generated();
@@ -94,7 +87,7 @@ TEST_P(DraftedOn, TextsAreThoseWithoutIt) {
     const Generated plain = Must(Generate(*model_, Repetitive(), options));
     EXPECT_EQ(plain.drafts.passes, 0);
     for (const auto& draft : {std::optional<Model>(), twin_, stranger_}) {
-      options.speculation = By(draft, false);
+      options.speculation = testing::SpeculateBy(draft, false);
       EXPECT_EQ(Must(Generate(*model_, Repetitive(), options)).token_ids, plain.token_ids);
       options.speculation.always = true;
       Tokens called;
@@ -112,11 +105,11 @@ TEST_P(DraftedOn, TextsAreThoseWithoutIt) {
       }
     }
     // A draft with the same weights draws with the text's own random numbers.
-    options.speculation = By(twin_);
+    options.speculation = testing::SpeculateBy(twin_);
     const DraftCounts twins = Must(Generate(*model_, Repetitive(), options)).drafts;
     EXPECT_EQ(twins.accepted, twins.drafted);
     EXPECT_EQ(twins.passes, 7);  // After the first token, six at a time.
-    options.speculation = By(stranger_);
+    options.speculation = testing::SpeculateBy(stranger_);
     const DraftCounts strangers = Must(Generate(*model_, Repetitive(), options)).drafts;
     wrong += strangers.drafted - strangers.accepted;
   }
@@ -128,7 +121,7 @@ TEST_P(DraftedOn, GoesOnWithASequence) {
   const Tokens prompt = Repetitive();
   const Generated plain = Must(Generate(*model_, prompt, options));
   for (const auto& draft : {std::optional<Model>(), twin_}) {
-    options.speculation = By(draft);
+    options.speculation = testing::SpeculateBy(draft);
     Sequence sequence = *model_->NewSequence();
     const SequenceInput begin{&sequence, std::span(prompt).first(9)};
     std::vector<float> logits(kVocab);
@@ -153,7 +146,7 @@ TEST_P(DraftedOn, BatchesToo) {
 }
 
 TEST_P(DraftedOn, EndsWhereItIsTold) {
-  GenerateOptions options{.max_tokens = 30, .speculation = By(twin_)};
+  GenerateOptions options{.max_tokens = 30, .speculation = testing::SpeculateBy(twin_)};
   const Tokens all = Must(Generate(*model_, Repetitive(), options)).token_ids;
   for (const int64_t most : {0, 1, 2, 3}) {
     options.max_tokens = most;

@@ -88,13 +88,6 @@ class RecurrentDrafts : public ::testing::TestWithParam<std::string> {
     EXPECT_TRUE(model.ok()) << model.status().message();
     return *std::move(model);
   }
-  static SpeculationOptions By(const std::optional<Model>& draft, bool always = true) {
-    SpeculationOptions options{.tokens = 5, .always = always};
-    if (!draft) return options;
-    options.source = DraftSource::kModel;
-    options.model = draft;
-    return options;
-  }
   static Generated Must(const Result<Generated>& made) {
     EXPECT_TRUE(made.ok()) << made.status().message();
     return made.ok() ? *made : Generated();
@@ -123,13 +116,13 @@ TEST_P(RecurrentDrafts, TextsAreThoseWithoutThem) {
     const Generated plain = Must(Generate(*model_, Repetitive(), options));
     for (const auto& draft : {std::optional<Model>(), twin_, stranger_}) {
       for (const bool always : {false, true}) {
-        options.speculation = By(draft, always);
+        options.speculation = testing::SpeculateBy(draft, always);
         const Generated made = Must(Generate(*model_, Repetitive(), options));
         EXPECT_EQ(made.token_ids, plain.token_ids);
         wrong += made.drafts.drafted - made.drafts.accepted;
       }
     }
-    options.speculation = By(twin_);
+    options.speculation = testing::SpeculateBy(twin_);
     const DraftCounts twins = Must(Generate(*model_, Repetitive(), options)).drafts;
     EXPECT_EQ(twins.accepted, twins.drafted);
     EXPECT_EQ(twins.passes, 7);  // After the first token, six at a time.
@@ -151,9 +144,9 @@ TEST_P(RecurrentDrafts, OfSeveralModelsInABatch) {
   std::vector<GenerateOptions> options(prompts.size(), GenerateOptions{.max_tokens = 18});
   const auto plain = GenerateBatch(*model_, prompts, options);
   ASSERT_TRUE(plain.ok()) << plain.status().message();
-  options[0].speculation = By(twin_);
-  options[1].speculation = By(stranger_);
-  options[2].speculation = By(std::nullopt);
+  options[0].speculation = testing::SpeculateBy(twin_);
+  options[1].speculation = testing::SpeculateBy(stranger_);
+  options[2].speculation = testing::SpeculateBy(std::nullopt);
   const auto made = GenerateBatch(*model_, prompts, options);
   ASSERT_TRUE(made.ok()) << made.status().message();
   for (size_t i = 0; i < prompts.size(); ++i) {
@@ -239,7 +232,7 @@ TEST(RecurrentDraftsMemory, GuessesGiveWay) {
 
 /// A sequence goes on after guesses, with the memory of its states alone.
 TEST_P(RecurrentDrafts, LeaveOneState) {
-  const GenerateOptions options{.max_tokens = 12, .speculation = By(stranger_)};
+  const GenerateOptions options{.max_tokens = 12, .speculation = testing::SpeculateBy(stranger_)};
   Sequence sequence = *model_->NewSequence();
   Tokens text = Repetitive();
   for (int turn = 0; turn < 3; ++turn) {
@@ -301,7 +294,7 @@ TEST_P(RecurrentDrafts, ShareTheCacheWithOthers) {
   }
   for (const auto& model : models) {
     SchedulerOptions options;
-    options.speculation = By(std::nullopt);
+    options.speculation = testing::SpeculateBy(std::nullopt);
     auto scheduler = Scheduler::Make(*model, options);
     ASSERT_TRUE(scheduler.ok()) << scheduler.status().message();
     for (int round = 0; round < 2; ++round) {
