@@ -20,8 +20,9 @@ integers with groups of 128, as most GPTQ checkpoints have them.
 
 With --predictable N, tokens follow each other in cycles of N: layers compute as always and add
 nothing, and the head knows the next token of each. Short cycles are texts for prompt lookup. The
-layer that predicts further tokens (MTP) of a moonlight guesses right, and so does any other shape
-with the same cycle and --vocab as a draft model.
+layer that predicts further tokens (MTP) of a moonlight or a qwen3.6 guesses right, and so does any
+other shape with the same cycle and --vocab as a draft model. Their embedding and head have real
+weights, which --codes quantizes by rounding to nearest.
 """
 
 from __future__ import annotations
@@ -374,8 +375,9 @@ def layer_tensors(config: dict[str, Any], prefix: str) -> Shapes:
     if config["model_type"] == "gemma2":
         yield prefix + "pre_feedforward_layernorm.weight", (hidden,)
         yield prefix + "post_feedforward_layernorm.weight", (hidden,)
-    # Three of four layers of Qwen3.5 have a gated delta net.
-    hybrid = "linear_conv_kernel_dim" in config and layer % 4 != 3
+    # Three of four layers of Qwen3.5 have a gated delta net, not the one that predicts.
+    hybrid = ("linear_conv_kernel_dim" in config and layer % 4 != 3
+              and not prefix.startswith("mtp."))
     yield from (delta_net_tensors if hybrid else attention_tensors)(config, prefix)
     if "n_routed_experts" in config:
         yield from deepseek_mlp_tensors(config, prefix)
@@ -413,15 +415,23 @@ def parts_of(config: dict[str, Any]) -> list[list[tuple[str, tuple[int, ...]]]]:
         outer.append(("lm_head.weight", (config["vocab_size"], hidden)))
     layers = config["num_hidden_layers"]
     parts = [list(layer_tensors(config, f"model.layers.{layer}.")) for layer in range(layers)]
-    for layer in range(layers, layers + config.get("num_nextn_predict_layers", 0)):
-        prefix = f"model.layers.{layer}."
-        parts.append([
-            *layer_tensors(config, prefix),
-            *((prefix + name, (hidden,))
-              for name in ("enorm.weight", "hnorm.weight", "shared_head.norm.weight")),
-            (prefix + "eh_proj.weight", (hidden, 2 * hidden)),
-        ])
+    if config.get("num_nextn_predict_layers"):
+        prefix = f"model.layers.{layers}."
+        names = ("enorm", "hnorm", "shared_head.norm", "eh_proj")
+        parts.append([*layer_tensors(config, prefix), *join_tensors(hidden, prefix, names)])
+    if config.get("mtp_num_hidden_layers"):
+        names = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm", "fc")
+        parts.append([*layer_tensors(config, "mtp.layers.0."),
+                      *join_tensors(hidden, "mtp.", names)])
     return [outer, *parts]
+
+
+def join_tensors(hidden: int, prefix: str, names: tuple[str, str, str, str]) -> Shapes:
+    """Three norms and a projection that the layer that predicts has, too."""
+    *norms, projection = names
+    for norm in norms:
+        yield f"{prefix}{norm}.weight", (hidden,)
+    yield f"{prefix}{projection}.weight", (hidden, 2 * hidden)
 
 
 def write(config: dict[str, Any], directory: Path, weights: Weights) -> None:
@@ -459,7 +469,7 @@ class Weights:
         return self._cycle is not None and name.split(".")[-2] in ADDED
 
     def is_whole(self, name: str) -> bool:
-        """Whether a matrix has more than random values, and stays in bf16."""
+        """Whether a matrix has more than random values."""
         return self._cycle is not None and name in ("model.embed_tokens.weight", "lm_head.weight")
 
     def make(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -470,7 +480,7 @@ class Weights:
             return self._embedding[predecessors(shape[0], self._cycle)].contiguous()
         if self.adds_nothing(name):
             return torch.zeros(shape, dtype=torch.bfloat16)
-        if name.endswith("eh_proj.weight"):
+        if name.endswith((".eh_proj.weight", ".fc.weight")):
             # The embedding of the last token, without the hidden state.
             return torch.eye(*shape).to(torch.bfloat16)
         made = random_tensor(shape, self.device)
@@ -523,6 +533,30 @@ CODES: dict[str, tuple[str, int | None]] = {
 }
 
 
+def quantized(matrix: torch.Tensor, code_format: str,
+              group: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The codes [words, n] and scales [groups, n] of a matrix [n, k], in s8 or int6."""
+    n, k = matrix.shape
+    bits = BITS[code_format]
+    most = 2 ** (bits - 1) - 1
+    groups = matrix.float().reshape(n, -1, group)
+    scales = groups.abs().amax(-1) / most
+    codes = (groups / scales.unsqueeze(-1)).round().to(torch.int64).reshape(n, k)
+    # s8 is in two's complement, int6 has an offset.
+    codes = codes + 2 ** (bits - 1) if code_format == "int6" else codes & 0xFF
+    # 32 codes fill as many words as a code has bits, lowest bit first.
+    codes = codes.reshape(n, -1, 32)
+    words = torch.zeros((n, k // 32, bits), dtype=torch.int64, device=matrix.device)
+    for at in range(32):
+        word, shift = divmod(at * bits, 32)
+        words[..., word] |= codes[..., at] << shift & 0xFFFFFFFF
+        if shift + bits > 32:
+            words[..., word + 1] |= codes[..., at] >> (32 - shift)
+    words = words.reshape(n, -1)
+    words = torch.where(words >= 2**31, words - 2**32, words)
+    return words.t().to(torch.int32).contiguous(), scales.t().contiguous()
+
+
 def coded_part(part: list[tuple[str, tuple[int, ...]]], weights: Weights, modules: dict[str, Any],
                codes_name: str) -> dict[str, Stored]:
     """The stored tensors of a part; adds its modules, docs/formats/checkpoint.md."""
@@ -531,7 +565,7 @@ def coded_part(part: list[tuple[str, tuple[int, ...]]], weights: Weights, module
     matrices: dict[str, tuple[int, ...]] = {}
     for name, shape in part:
         pieces = name.split(".")
-        if pieces[-1] != "weight" or pieces[-2] not in CODED or weights.is_whole(name):
+        if pieces[-1] != "weight" or pieces[-2] not in CODED:
             stored[name] = Stored("BF16", weights.make(name, shape))
             continue
         if "experts" in pieces:
@@ -553,13 +587,17 @@ def coded_part(part: list[tuple[str, tuple[int, ...]]], weights: Weights, module
             "layer_class": layer_class, "source_layout": "out_in",
         }
         base = module.replace(".*.", ".").removesuffix("weight")
-        codes = torch.randint(-2**31, 2**31, (*stack, k * BITS[code_format] // 32, n),
-                              dtype=torch.int32, device=weights.device)
-        size = k**-0.5 / SIZES[code_format]
+        if weights.is_whole(module):
+            matrix = weights.make(module, (n, k)).to(weights.device)
+            codes, scales = quantized(matrix, code_format, group)
+        else:
+            codes = torch.randint(-2**31, 2**31, (*stack, k * BITS[code_format] // 32, n),
+                                  dtype=torch.int32, device=weights.device)
+            size = k**-0.5 / SIZES[code_format]
+            scales = (torch.rand((*stack, -(-k // group), n), device=weights.device) + 0.5) * size
         if weights.adds_nothing(module):
             # The code of 0: of signed integers, in every nibble, 8.
             codes.fill_(-0x77777778 if code_format == "s4" else 0)
-        scales = (torch.rand((*stack, -(-k // group), n), device=weights.device) + 0.5) * size
         stored[base + "qweight"] = Stored("U32", codes.cpu())
         if is_mx:  # The biased exponents of powers of two, rounded down.
             exponents = torch.log2(scales).floor().clamp(-127, 127) + 127
@@ -643,6 +681,8 @@ def main() -> None:
         config["tie_word_embeddings"] = False
         if config["model_type"] == "deepseek_v3":
             config["num_nextn_predict_layers"] = 1
+        if config["model_type"].startswith("qwen3_5"):
+            config["mtp_num_hidden_layers"] = 1
     arguments.output.mkdir(parents=True)
     torch.manual_seed(arguments.seed)
     weights = Weights(arguments.predictable)
