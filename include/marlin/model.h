@@ -191,6 +191,9 @@ struct SampleExtras {
 struct DecodeInput {
   Sequence* sequence = nullptr;
   int32_t token = 0;
+  /// For the model that Model::draft returns, which needs it: as in SequenceInput. The tokens that
+  /// follow take the draft's own hidden states.
+  std::span<const float> hidden = {};
 };
 
 /// Options of Model::Decode.

@@ -31,6 +31,9 @@ class DecodeLoop {
         records_(RecordsSteps()) {
     std::iota(running_.begin(), running_.end(), 0);
     for (size_t i = 0; i < next_.size(); ++i) next_[i] = call.inputs[i].token;
+    for (const DecodeInput& input : call.inputs) {
+      hidden_.emplace_back(input.hidden.begin(), input.hidden.end());
+    }
     std::fill(call.counts.begin(), call.counts.end(), 0);
     std::fill(call.tokens.begin(), call.tokens.end(), 0);
   }
@@ -130,11 +133,16 @@ class DecodeLoop {
     return true;
   }
 
-  std::vector<SequenceInput> InputsOfPass() const {
+  std::vector<SequenceInput> InputsOfPass() {
     std::vector<SequenceInput> inputs;
     inputs.reserve(running_.size());
     for (const int32_t input : running_) {
-      inputs.push_back({SequenceOf(input), {&next_[static_cast<size_t>(input)], 1}, false});
+      const auto at = static_cast<size_t>(input);
+      // A pass reads the hidden states before it writes those after its last step.
+      inputs.push_back({.sequence = SequenceOf(input),
+                        .tokens = {&next_[at], 1},
+                        .hidden = hidden_[at],
+                        .hidden_out = hidden_[at]});
     }
     return inputs;
   }
@@ -216,8 +224,9 @@ class DecodeLoop {
 
   const Model::Impl& model_;
   const DecodeCall& call_;
-  std::vector<int32_t> running_;  ///< Inputs.
-  std::vector<int32_t> next_;     ///< The token that each input feeds next.
+  std::vector<int32_t> running_;            ///< Inputs.
+  std::vector<int32_t> next_;               ///< The token that each input feeds next.
+  std::vector<std::vector<float>> hidden_;  ///< With that token, of a draft; otherwise empty.
   const bool records_;
   int64_t taken_ = 0;
 };

@@ -93,6 +93,14 @@ bool CanRepeat(const Model::Impl& model, const PassPlan& plan) {
   return !model.pool->HasStates() || std::all_of(plan.chunks.begin(), plan.chunks.end(), begins);
 }
 
+/// Lets a step read what the previous one has left: recurrent states, and a draft's hidden states.
+void PrepareNextStep(Pass* pass) {
+  for (StepPages& pages : pass->values.pages) {
+    if (!pages.continued.empty()) pages.block_tables = pages.continued;
+  }
+  if (pass->decoder.joins()) pass->previous = pass->values.hidden_out;
+}
+
 /// One Forward call: passes over its tokens, in sequence.
 class ForwardCall {
  public:
@@ -206,9 +214,7 @@ class ForwardCall {
       MARLIN_RETURN_IF_ERROR(model_.program.Run(pass));
       MARLIN_RETURN_IF_ERROR(
           AdvanceTokens(model_.device, values.tokens, values.advance, pass.stream()));
-      for (StepPages& pages : pass.values.pages) {
-        if (!pages.continued.empty()) pages.block_tables = pages.continued;
-      }
+      PrepareNextStep(&pass);
     }
     return {};
   }

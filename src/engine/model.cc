@@ -499,7 +499,8 @@ Status Model::Decode(std::span<const DecodeInput> inputs, const MutableTensorVie
     std::vector<SequenceInput> first;
     first.reserve(inputs.size());
     for (const DecodeInput& input : inputs) {
-      first.push_back({input.sequence, {&input.token, 1}, false});
+      first.push_back(
+          {.sequence = input.sequence, .tokens = {&input.token, 1}, .hidden = input.hidden});
     }
     SequenceClaim claim;
     MARLIN_RETURN_IF_ERROR(ClaimAll(first, &claim));

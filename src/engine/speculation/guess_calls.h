@@ -26,25 +26,17 @@ class GuessCalls {
   /// Errors: as Model::ForwardAndSample; other texts have guesses where the logits of one cannot be
   /// sampled.
   Status SampleFirst();
-  /// Samples the other guesses token by token, with the hidden states between them.
-  Status SampleOthers();
-  /// Decodes the other guesses. The sequences have grown by the first of these, and by each other
-  /// one but the last, or, where another text wanted more, by further tokens.
+  /// Decodes the other guesses. Where another text wanted more, a text has more than it wanted,
+  /// too. The sequences have grown by all guesses but the last.
   Status DecodeOthers();
 
  private:
   struct Text {
     GuessRequest* request;
     SequenceInput input;
-    int64_t most;  ///< Guesses.
-    std::vector<float> hidden;
+    int64_t most;               ///< Guesses.
+    std::vector<float> hidden;  ///< After the tokens of `input`.
   };
-  /// One more guess of the first `count` texts.
-  Status Sample(size_t count);
-  /// The texts that want more than `guesses`, which are the first ones.
-  size_t CountBeyond(int64_t guesses) const;
-  /// The states of the first texts.
-  MutableTensorView States(size_t count) const;
 
   const Model& draft_;
   DraftSamplers& samplers_;

@@ -20,6 +20,7 @@
 #include "../checkpoint/test_files.h"
 #include "../test_device.h"
 #include "base/json.h"
+#include "engine/batch/sampler_slots.h"
 #include "marlin/checkpoint.h"
 #include "marlin/generate.h"
 #include "marlin/model.h"
@@ -239,6 +240,78 @@ TEST_F(Drafts, OfEveryTypeFollowTheModel) {
       EXPECT_GT(Difference(one, three), 1e-2) << t;
       // The next token goes on from depth 1.
       ASSERT_TRUE(sequence.Truncate(t + 1).ok());
+    }
+  }
+}
+
+/// Two sequences of a draft after `kTokens`: the tokens of `steps` calls of ForwardAndSample, which
+/// hand the hidden states on, or of one Decode.
+std::vector<std::vector<int32_t>> DecodeDraft(const Model& draft, int64_t steps, bool one_call) {
+  std::vector<Sequence> sequences;
+  std::vector<DecodeInput> inputs;
+  std::vector<std::vector<float>> hidden;
+  SamplerSlots slots = *SamplerSlots::Make(draft.device(), kVocab, 2);
+  const SamplingOptions options[] = {{}, {.temperature = 1.0F, .seed = 3}};
+  for (size_t i = 0; i < 2; ++i) {
+    const SamplerSlots::Reset reset{static_cast<int64_t>(i), &options[i], kTokens};
+    EXPECT_TRUE(slots.ResetAll({&reset, 1}).ok());
+    EXPECT_TRUE(draft.device().Synchronize().ok());
+    sequences.push_back(*draft.NewSequence());
+    std::vector<float>& first = hidden.emplace_back(kHidden);
+    for (size_t k = 0; k < first.size(); ++k) {
+      first[k] = std::sin(static_cast<float>(k + 50 * i));
+    }
+  }
+  for (size_t i = 0; i < 2; ++i) inputs.push_back({&sequences[i], kTokens[i], hidden[i]});
+  std::vector<std::vector<int32_t>> texts(2);
+  if (one_call) {
+    std::vector<int32_t> tokens(static_cast<size_t>(2 * steps));
+    std::vector<int64_t> counts(2);
+    const Status status = draft.Decode(inputs, slots.First(2), {.steps = steps}, tokens, counts);
+    EXPECT_TRUE(status.ok()) << status.message();
+    EXPECT_THAT(counts, ::testing::Each(steps));
+    for (size_t i = 0; i < 2; ++i) {
+      const auto row = std::span(tokens).subspan(i * static_cast<size_t>(steps));
+      texts[i].assign(row.begin(), row.begin() + steps);
+    }
+  } else {
+    std::vector<int32_t> tokens = {kTokens[0], kTokens[1]};
+    for (int64_t step = 0; step < steps; ++step) {
+      const std::vector<int32_t> fed = tokens;
+      std::vector<SequenceInput> rows;
+      for (size_t i = 0; i < 2; ++i) {
+        rows.push_back({.sequence = &sequences[i],
+                        .tokens = {&fed[i], 1},
+                        .hidden = hidden[i],
+                        .hidden_out = hidden[i]});
+      }
+      const Status status = draft.ForwardAndSample(rows, slots.First(2), tokens);
+      EXPECT_TRUE(status.ok()) << status.message();
+      for (size_t i = 0; i < 2; ++i) texts[i].push_back(tokens[i]);
+    }
+  }
+  for (const Sequence& sequence : sequences) EXPECT_EQ(sequence.length(), steps);
+  return texts;
+}
+
+/// Several steps on a device hand the draft's hidden states on, as single calls do.
+TEST_F(Drafts, DecodeAsSingleSteps) {
+  for (const std::string device : {TestDevice(), "remote"}) {
+    for (const std::string type : {"deepseek_v3", "glm4_moe", "qwen3_next"}) {
+      SCOPED_TRACE(device + ", " + type);
+      // The remote device's fused runs have no output gates.
+      if (device == "remote" && type == "qwen3_next") continue;
+      Make(type);
+      const Device on = device == "remote" ? testing::OpenRemote({.records = true})
+                                           : *Device::Open(device, {.threads = 2});
+      const auto model = Model::Open(Write(), on, {.allow_bf16_activations = false, .draft = true});
+      ASSERT_TRUE(model.ok()) << model.status().message();
+      const Model draft = *model->draft();
+      // Passes of eight, of four, of two steps and of one.
+      const auto texts = DecodeDraft(draft, 15, true);
+      EXPECT_EQ(texts, DecodeDraft(draft, 15, false));
+      EXPECT_NE(texts[0], texts[1]);
+      EXPECT_GT(std::set(texts[0].begin(), texts[0].end()).size(), 3U);
     }
   }
 }
@@ -611,6 +684,13 @@ TEST_F(Drafts, RefuseInputsWithoutHiddenStates) {
   EXPECT_THAT(message(draft, input), HasSubstr("a sequence of another model"));
   input.hidden = hidden;
   EXPECT_THAT(message(*model, input), HasSubstr("hidden: expected 0 elements, got 64"));
+  const SamplerSlots slots = *SamplerSlots::Make(draft.device(), kVocab, 1);
+  const DecodeInput next{&of_draft, token};
+  int32_t sampled = 0;
+  int64_t count = 0;
+  const Status decoded = draft.Decode({&next, 1}, slots.First(1), {}, {&sampled, 1}, {&count, 1});
+  EXPECT_THAT(std::string(decoded.message()),
+              HasSubstr("inputs[0]: hidden: expected 64 elements, got 0"));
   input.hidden = {};
   input.hidden_out = std::span(hidden).first(3);
   EXPECT_THAT(message(*model, input), HasSubstr("hidden_out: expected 64 elements, got 3"));
