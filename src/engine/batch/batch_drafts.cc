@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <utility>
+#include <vector>
 
 #include "base/macros.h"
 #include "base/seconds_since.h"
@@ -14,7 +15,7 @@ namespace {
 
 /// How many tokens of a text may be guessed for the next pass.
 int64_t MostDrafts(const Model& model, const BatchText& text, int64_t room) {
-  if (text.constrained || text.left() > 1) return 0;
+  if (text.piece == 0 || text.constrained || text.left() > 1) return 0;
   const int64_t fed = text.sequence->length() + 1;
   const int64_t wanted = text.options->max_tokens - std::ssize(text.generated.token_ids);
   const int64_t most = std::min({room, model.info().max_positions - fed, wanted - 1});
@@ -32,36 +33,20 @@ bool IsHarmless(Code code) { return code == Code::kOutOfMemory || code == Code::
 
 class PassDrafts {
  public:
-  PassDrafts(const Model& model, const BatchSlots& slots, std::span<BatchText* const> running,
-             int64_t room, DraftCosts* costs)
-      : model_(model), slots_(slots), room_(room), costs_(*costs) {
-    for (const BatchText* const text : running) {
-      if (text->piece == 0 || text->left() > 1) continue;
-      ++pass_.rows;
-      ++pass_.tokens;
-    }
-  }
+  PassDrafts(const BatchSlots& slots, DraftCosts* costs) : slots_(slots), costs_(*costs) {}
 
-  /// Guesses the text's tokens, or chooses how many GuessTogether guesses.
-  Status Add(BatchText& text) {
-    if (text.drafter == nullptr) return {};
-    const int64_t most = has_memory_ ? MostDrafts(model_, text, room_) : 0;
-    // The text itself is a row and a token of the pass.
-    const DraftedPass others{pass_.rows - 1, pass_.tokens - 1, pass_.guesses};
-    const int64_t wanted = most <= 0 ? 0 : text.control->Choose(costs_, others, most);
-    if (wanted == 0) {
+  /// Guesses as many tokens of a text, or has GuessTogether guess them.
+  Status Add(BatchText& text, int64_t guesses) {
+    if (guesses == 0) {
       return UnlessHarmless(text.drafter->Follow(text.tokens, text.sequence->length()));
     }
-    GuessRequest request{text.drafter.get(), text.tokens, wanted};
+    GuessRequest request{text.drafter.get(), text.tokens, guesses};
     const Model::Impl* const draft = text.drafter->draft();
     if (draft == nullptr) {
       MARLIN_RETURN_IF_ERROR(Guess({&request, 1}));
       Take(text, std::move(request.guess));
-      Count(text, std::ssize(text.drafts));
       return {};
     }
-    pass_.guesses = std::max(pass_.guesses, wanted);
-    Count(text, wanted);
     Group& group = groups_[draft];
     group.texts.push_back(&text);
     group.requests.push_back(std::move(request));
@@ -129,18 +114,8 @@ class PassDrafts {
     cache.DropGuesses();
   }
 
-  /// Adds the guesses of a text to the pass.
-  void Count(const BatchText& text, int64_t drafts) {
-    room_ -= std::min(room_, drafts);
-    pass_.rows += drafts;
-    pass_.tokens += text.control->ExpectedTokens(drafts) - 1;
-  }
-
-  const Model& model_;
   const BatchSlots& slots_;
-  int64_t room_;
   DraftCosts& costs_;
-  DraftedPass pass_;
   bool has_memory_ = true;  ///< For guesses.
   std::map<const Model::Impl*, Group> groups_;
 };
@@ -149,8 +124,20 @@ class PassDrafts {
 
 Status AddDrafts(const Model& model, const BatchSlots& slots, std::span<BatchText* const> running,
                  int64_t room, DraftCosts* costs) {
-  PassDrafts drafts(model, slots, running, room, costs);
-  for (BatchText* const text : running) MARLIN_RETURN_IF_ERROR(drafts.Add(*text));
+  int64_t rows = 0;
+  std::vector<BatchText*> texts;
+  std::vector<DraftChoice> choices;
+  for (BatchText* const text : running) {
+    if (text->piece > 0 && text->left() == 1) ++rows;
+    if (text->drafter == nullptr) continue;
+    texts.push_back(text);
+    choices.push_back({&*text->control, MostDrafts(model, *text, room)});
+  }
+  ChooseGuesses(*costs, rows, room, choices);
+  PassDrafts drafts(slots, costs);
+  for (size_t i = 0; i < texts.size(); ++i) {
+    MARLIN_RETURN_IF_ERROR(drafts.Add(*texts[i], choices[i].guesses));
+  }
   return drafts.GuessTogether();
 }
 

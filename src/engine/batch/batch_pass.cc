@@ -7,6 +7,7 @@
 #include "base/internals.h"
 #include "base/macros.h"
 #include "base/seconds_since.h"
+#include "engine/batch/batch_states.h"
 #include "engine/decode_call.h"
 #include "engine/forward_call.h"
 #include "engine/model_impl.h"
@@ -27,14 +28,16 @@ Status WithMemory(const Call& call) {
 }
 
 /// Where the device takes one step after another, a text that ends within several would waste the
-/// others.
+/// others. No text goes beyond a length at which it publishes states.
 int64_t StepsOfDecode(const Model& model, const BatchSlots& slots) {
   if (!Internals::Impl(model.device()).backend().records()) return 1;
-  int64_t most = 1;
+  int64_t wanted = 1;
+  int64_t most = kMostDecodeSteps;
   for (const BatchText* const text : slots.texts()) {
-    most = std::max(most, text->options->max_tokens - std::ssize(text->generated.token_ids));
+    wanted = std::max(wanted, text->options->max_tokens - std::ssize(text->generated.token_ids));
+    most = PieceToState(model, *text, most);
   }
-  return std::min(most, kMostDecodeSteps);
+  return std::min(most, wanted);
 }
 
 /// One call that feeds texts and samples some of them.

@@ -86,7 +86,9 @@ ContinuousBatch::ContinuousBatch(const Model& model, const BatchLimits& limits,
       pass_tokens_(Internals::Impl(model.device()).backend().pass_tokens()),
       prefill_tokens_(limits.prefill_tokens > 0 ? limits.prefill_tokens : pass_tokens_),
       interactive_(limits.interactive),
-      slots_(std::move(slots)) {}
+      slots_(std::move(slots)),
+      // A pass is recorded the second time.
+      costs_(Internals::Impl(model.device()).backend().records() ? 2 : 0) {}
 
 void ContinuousBatch::Add(BatchText& text) {
   // The prompt alone may be wanted.

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <iterator>
+#include <vector>
 
 namespace marlin {
 namespace {
@@ -17,6 +19,8 @@ constexpr double kKept = 0.95;
 constexpr double kPrior = 0.5;
 /// The longest pause, after which a text may have become repetitive.
 constexpr int64_t kMostPause = 32;
+/// Numbers of guesses.
+constexpr int64_t kCounts[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, kMostDrafts};
 
 void Update(double seconds, double* estimate) {
   const bool falls = *estimate == 0 || seconds < *estimate;
@@ -25,7 +29,13 @@ void Update(double seconds, double* estimate) {
 
 }  // namespace
 
-void DraftCosts::AddPass(int64_t rows, double seconds) { Update(seconds, &passes_[rows]); }
+void DraftCosts::AddPass(int64_t rows, double seconds) {
+  if (int& begun = begun_[rows]; begun < unsteady_) {
+    ++begun;
+  } else {
+    Update(seconds, &passes_[rows]);
+  }
+}
 
 void DraftCosts::AddGuess(int64_t tokens, double seconds) {
   if (tokens > 0) Update(seconds / static_cast<double>(tokens), &guess_);
@@ -56,37 +66,10 @@ double DraftControl::ExpectedTokens(int64_t drafts) const {
   return (1 - std::pow(rate, static_cast<double>(drafts + 1))) / (1 - rate);
 }
 
-int64_t DraftControl::Best(const DraftCosts& costs, const DraftedPass& pass, int64_t room) const {
-  int64_t best = 0;
-  double most = 0;
-  for (int64_t drafts = 0; drafts <= room; ++drafts) {
-    const int64_t rows = pass.rows + 1 + drafts;
-    if (drafts > 0 && rows > costs.MostRows()) break;
-    const double rate =
-        (pass.tokens + ExpectedTokens(drafts)) /
-        (costs.GuessSeconds(std::max(pass.guesses, drafts)) + costs.PassSeconds(rows));
-    if (rate <= most) continue;
-    most = rate;
-    best = drafts;
-  }
-  return best;
-}
-
-int64_t DraftControl::Choose(const DraftCosts& costs, const DraftedPass& pass, int64_t room) {
-  room = std::min(room, most_);
-  if (room <= 0) return 0;
-  if (always_) return room;
-  if (!costs.Knows(pass.rows + 1)) return 0;
-  const int64_t best = Best(costs, pass, room);
-  if (best > 0) {
-    waited_ = 0;
-    pause_ = 1;
-    return best;
-  }
-  if (++waited_ <= pause_) return 0;
-  waited_ = 0;
+bool DraftControl::Tries(int64_t pass) {
+  if (pass % pause_ != 0) return false;
   pause_ = std::min(2 * pause_, kMostPause);
-  return 1;
+  return true;
 }
 
 void DraftControl::Learn(int64_t drafted, int64_t accepted) {
@@ -99,6 +82,97 @@ void DraftControl::Learn(int64_t drafted, int64_t accepted) {
   const double kept = std::pow(kKept, tried);
   tried_ = kept * tried_ + tried;
   accepted_ = kept * accepted_ + static_cast<double>(accepted);
+}
+
+namespace {
+
+/// The rows of a pass, and the tokens that are expected of them, as guesses are added.
+struct ExpectedPass {
+  int64_t rows = 0;
+  double tokens = 0;
+  int64_t guesses = 0;  ///< The most of a text: all are made together.
+
+  void Add(const DraftControl& control, int64_t drafts) {
+    rows += drafts;
+    tokens += control.ExpectedTokens(drafts) - 1;
+    guesses = std::max(guesses, drafts);
+  }
+  double Rate(const DraftCosts& costs) const {
+    return tokens / (costs.GuessSeconds(guesses) + costs.PassSeconds(rows));
+  }
+};
+
+/// The guesses of a text that are accepted with a probability of `least` or more, one of kCounts.
+int64_t CountLikely(const DraftChoice& text, double least) {
+  constexpr double kRounding = 1e-9;
+  const double count = std::log(least) / std::log(text.control->Acceptance()) + kRounding;
+  const auto above = std::ranges::upper_bound(kCounts, count);
+  return above == std::begin(kCounts) ? 0 : std::min(*std::prev(above), text.most);
+}
+
+/// The first `texts` make the guesses that are accepted with a probability of `least` or more.
+struct BestGuesses {
+  size_t texts = 0;
+  double least = 1;
+};
+
+/// Those that promise the most tokens per second. `texts`: the ones with the highest acceptance
+/// first.
+BestGuesses FindBest(const DraftCosts& costs, const ExpectedPass& without, int64_t room,
+                     std::span<DraftChoice* const> texts) {
+  BestGuesses best;
+  if (texts.empty()) return best;
+  double highest = without.Rate(costs);
+  const int64_t most_rows = std::min(without.rows + room, costs.MostRows());
+  const double acceptance = texts.front()->control->Acceptance();
+  for (const int64_t count : kCounts) {
+    const double least = std::pow(acceptance, static_cast<double>(count));
+    ExpectedPass pass = without;
+    for (size_t i = 0; i < texts.size(); ++i) {
+      const int64_t drafts = CountLikely(*texts[i], least);
+      if (drafts == 0 || pass.rows + drafts > most_rows) break;
+      pass.Add(*texts[i]->control, drafts);
+      const double rate = pass.Rate(costs);
+      if (rate <= highest) continue;
+      highest = rate;
+      best = {i + 1, least};
+    }
+  }
+  return best;
+}
+
+}  // namespace
+
+void ChooseGuesses(DraftCosts& costs, int64_t rows, int64_t room, std::span<DraftChoice> texts) {
+  const int64_t pass = costs.BeginPass();
+  ExpectedPass expected{rows, static_cast<double>(rows)};
+  std::vector<DraftChoice*> free;
+  const auto guess = [&](DraftChoice& text, int64_t drafts) {
+    text.guesses = std::min(drafts, room);
+    room -= text.guesses;
+    expected.Add(*text.control, text.guesses);
+  };
+  for (DraftChoice& text : texts) {
+    text.most = std::min(text.most, text.control->most());
+    if (text.most <= 0) continue;
+    if (text.control->always()) {
+      guess(text, text.most);
+    } else {
+      free.push_back(&text);
+    }
+  }
+  if (!costs.Knows(expected.rows)) return;
+  std::ranges::stable_sort(free, std::greater(),
+                           [](const DraftChoice* text) { return text->control->Acceptance(); });
+  const BestGuesses best = FindBest(costs, expected, room, free);
+  for (size_t i = 0; i < free.size(); ++i) {
+    if (i < best.texts) {
+      guess(*free[i], CountLikely(*free[i], best.least));
+      free[i]->control->EndPause();
+    } else if (room > 0 && free[i]->control->Tries(pass)) {
+      guess(*free[i], 1);
+    }
+  }
 }
 
 }  // namespace marlin

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <span>
 
 #include "marlin/speculation.h"
 
@@ -11,6 +12,12 @@ namespace marlin {
 /// Measured times. They fall at once, since a disturbance only ever adds to them, and rise slowly.
 class DraftCosts {
  public:
+  /// `unsteady`: the first passes of each number of rows whose times do not count, as of a device
+  /// that records passes.
+  explicit DraftCosts(int unsteady = 0) : unsteady_(unsteady) {}
+
+  /// The number of the next pass.
+  int64_t BeginPass() { return next_pass_++; }
   /// A pass of `rows` rows, of texts that all decode.
   void AddPass(int64_t rows, double seconds);
   /// Calls that guessed up to `tokens` tokens of each text.
@@ -27,44 +34,56 @@ class DraftCosts {
   int64_t MostRows() const;
 
  private:
+  int unsteady_;
+  int64_t next_pass_ = 0;
+  std::map<int64_t, int> begun_;      ///< Passes by rows, up to those that do not count.
   std::map<int64_t, double> passes_;  ///< Seconds by rows.
   double guess_ = 0;                  ///< Seconds per token; 0: not measured.
 };
 
-/// A pass while its guesses are chosen, text by text.
-struct DraftedPass {
-  int64_t rows = 0;     ///< Rows of texts that decode, without the one whose guesses are chosen.
-  double tokens = 0;    ///< Tokens expected of them.
-  int64_t guesses = 0;  ///< The most guesses of any of them: texts are guessed together.
-};
-
-/// Chooses the guesses of one text.
+/// The record of one text's guesses.
 class DraftControl {
  public:
   explicit DraftControl(const SpeculationOptions& options)
       : most_(options.tokens), always_(options.always) {}
 
-  /// How many tokens to guess, up to `room`; none before a pass without guesses was measured. Where
-  /// none would pay, it tries one after a pause that doubles.
-  int64_t Choose(const DraftCosts& costs, const DraftedPass& pass, int64_t room);
+  int64_t most() const { return most_; }
+  /// Whether it guesses as many in every pass.
+  bool always() const { return always_; }
   /// The tokens that a text gets on average in a pass with `drafts` guesses.
   double ExpectedTokens(int64_t drafts) const;
+  /// How often a guess is accepted, if those before it were.
+  double Acceptance() const;
+  /// Whether a text for which none would pay tries one guess in pass number `pass`: after pauses
+  /// that double. Texts whose pauses are as long try in the same passes.
+  bool Tries(int64_t pass);
+  /// It guesses, so that the next pause is short.
+  void EndPause() { pause_ = 2; }
   /// Learns how many of the tokens that a pass verified were accepted.
   void Learn(int64_t drafted, int64_t accepted);
   const DraftCounts& counts() const { return counts_; }
 
  private:
-  /// How often a guess is accepted, if those before it were.
-  double Acceptance() const;
-  int64_t Best(const DraftCosts& costs, const DraftedPass& pass, int64_t room) const;
-
   int64_t most_;
   bool always_;
   double tried_ = 0;     ///< Guesses whose predecessors were accepted; older ones count less.
   double accepted_ = 0;  ///< Those that were accepted, too.
-  int64_t waited_ = 0;   ///< Passes since a guess was chosen.
-  int64_t pause_ = 1;    ///< Passes until the next try.
+  int64_t pause_ = 2;    ///< Passes between tries: a power of two.
   DraftCounts counts_;
 };
+
+/// A text of a pass whose next tokens may be guessed.
+struct DraftChoice {
+  DraftControl* control = nullptr;
+  int64_t most = 0;     ///< Guesses that it has room for.
+  int64_t guesses = 0;  ///< The result: how many to make.
+};
+
+/// Chooses the guesses of the texts of the next pass, as many as promise the most tokens per
+/// second; `room` at most together, and none before a pass without guesses was measured. `rows`: of
+/// the pass without guesses, of which each gives a token. A text guesses as far as a guess is
+/// accepted as often as the last one of others; its number is one of few, or all that it has room
+/// for, so that a device that records passes has seen their shapes before.
+void ChooseGuesses(DraftCosts& costs, int64_t rows, int64_t room, std::span<DraftChoice> texts);
 
 }  // namespace marlin
