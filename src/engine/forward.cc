@@ -440,40 +440,68 @@ StepProgram::Part StepProgram::PartOf(const StepOperation& operation) {
           std::visit(layer, operation), nullptr, 0};
 }
 
+void StepProgram::AddOperations(std::span<const StepOperation> operations) {
+  for (const StepOperation& operation : operations) parts_.push_back(PartOf(operation));
+}
+
+size_t StepProgram::BeginRun(FusedRun run, const StepOperation& first) {
+  parts_.push_back(PartOf(first));
+  parts_.back().fused = std::move(run.operations);
+  return parts_.size() - 1;
+}
+
+Status StepProgram::AddRun(const DecoderBackend& backend, FusedRun run,
+                           std::span<const StepOperation> operations) {
+  fused_ += operations.size();
+  const size_t whole = BeginRun(std::move(run), operations.front());
+  while (!operations.empty()) {
+    MARLIN_ASSIGN_OR_RETURN(FusedRun within, backend.FuseWithin(*step_, operations));
+    const size_t count = within.count;
+    if (count == 0) {
+      AddOperations(operations.first(1));
+      operations = operations.subspan(1);
+      continue;
+    }
+    const size_t part = BeginRun(std::move(within), operations.front());
+    AddOperations(operations.first(count));
+    EndRun(part);
+    operations = operations.subspan(count);
+  }
+  EndRun(whole);
+  return {};
+}
+
 Result<StepProgram> StepProgram::Make(const Device& device, const Decoder& decoder,
                                       StepDescription step) {
   MARLIN_ASSIGN_OR_RETURN(const DecoderBackend* backend, DecoderOf(device));
   StepProgram program;
   program.step_ = std::make_unique<const StepDescription>(std::move(step));
-  const std::span<const StepOperation> all = program.step_->operations;
-  for (size_t first = 0; first < all.size();) {
-    // A fused run would not read the hidden states that this decoder joins.
+  std::span<const StepOperation> left = program.step_->operations;
+  while (!left.empty()) {
+    // A fused run would not read the hidden states that this decoder joins to its embeddings.
     FusedRun run;
-    if (!decoder.joins()) {
-      MARLIN_ASSIGN_OR_RETURN(run, backend->Fuse(*program.step_, all.subspan(first)));
+    if (!decoder.joins() || KindOf(left.front()) != StepKind::kEmbed) {
+      MARLIN_ASSIGN_OR_RETURN(run, backend->Fuse(*program.step_, left));
     }
-    const size_t end = first + std::max<size_t>(run.count, 1);
     if (program.refusal_.empty()) program.refusal_ = std::move(run.refusal);
-    const Part part = PartOf(all[first]);
+    const size_t count = std::max<size_t>(run.count, 1);
     if (run.count == 0) {
+      const Part part = PartOf(left.front());
       MARLIN_RETURN_IF_ERROR(
           CheckUnfused(device, part.kind, MixerOf(decoder.config.mixer(part.layer))));
+      program.AddOperations(left.first(1));
     } else {
-      program.parts_.push_back(PartOf(all[first]));
-      program.parts_.back().fused = std::move(run.operations);
-      program.parts_.back().count = run.count;
+      MARLIN_RETURN_IF_ERROR(program.AddRun(*backend, std::move(run), left.first(count)));
     }
-    for (; first < end; ++first) program.parts_.push_back(PartOf(all[first]));
+    left = left.subspan(count);
   }
   return program;
 }
 
 std::string StepProgram::fusion() const {
-  size_t fused = 0;
-  for (const Part& part : parts_) fused += part.count;
-  if (fused == 0 && refusal_.empty()) return {};
+  if (fused_ == 0 && refusal_.empty()) return {};
   const std::string reason = refusal_.empty() ? "" : fmt::format(" ({})", refusal_);
-  return fmt::format("{} of {} operations{}", fused, step_->operations.size(), reason);
+  return fmt::format("{} of {} operations{}", fused_, step_->operations.size(), reason);
 }
 
 Status StepProgram::Run(Pass& pass) const {
@@ -491,7 +519,7 @@ Status StepProgram::Run(Pass& pass) const {
           return part.fused->Run(pass.values, {pass.stream(), workspace});
         }));
     MARLIN_RETURN_IF_ERROR(Ended(pass, StepPart::kFused));
-    i += part.count;
+    i += part.replaced;
   }
   return {};
 }

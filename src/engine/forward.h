@@ -197,17 +197,26 @@ class StepProgram {
   std::string fusion() const;
 
  private:
-  /// One operation, or a fused run, which is followed by its operations.
+  /// One operation, or a fused run, which is followed by its operations and shorter runs of them.
   struct Part {
     StepKind kind;
     bool from_inner;  ///< For ProjectAddStep.
     int64_t layer;
     std::unique_ptr<const FusedOperations> fused;
-    size_t count = 0;  ///< Operations of a fused run.
+    size_t replaced = 0;  ///< Parts after a fused run that it stands for.
   };
   static Part PartOf(const StepOperation& operation);
+  void AddOperations(std::span<const StepOperation> operations);
+  /// Adds a run, for which the parts stand that are added until EndRun. Returns its index.
+  size_t BeginRun(FusedRun run, const StepOperation& first);
+  void EndRun(size_t part) { parts_[part].replaced = parts_.size() - part - 1; }
+  /// Adds a run of `operations`.
+  Status AddRun(const DecoderBackend& backend, FusedRun run,
+                std::span<const StepOperation> operations);
+
   std::unique_ptr<const StepDescription> step_;  ///< Fused runs point into it.
   std::vector<Part> parts_;
+  size_t fused_ = 0;     ///< Operations of runs.
   std::string refusal_;  ///< The first FusedRun::refusal.
 };
 

@@ -69,6 +69,13 @@ class DecoderBackend {
                                 std::span<const StepOperation> /*operations*/) const {
     return FusedRun();
   }
+  /// The same for values that a run does not take (FusedOperations::Takes): fuses a shorter run
+  /// from the front of `operations`, the last ones of that run. Called at load, once for each
+  /// operation of a run that no shorter one covers.
+  virtual Result<FusedRun> FuseWithin(const StepDescription& /*step*/,
+                                      std::span<const StepOperation> /*operations*/) const {
+    return FusedRun();
+  }
 
   /// Whether the device runs the product with a router's matrix and the selection in one; if not,
   /// a GEMM and RouteTokens do. It reads types, shapes and alignment of the operands.

@@ -78,6 +78,7 @@ struct RemoteOptions {
   std::vector<DecoderOperation> lacking = {};
   std::vector<DecoderOperation> left_to_host = {};  ///< Without a kernel.
   bool fuses_experts = true;
+  bool fuses_by_rows = false;  ///< Experts of one row in one run, of several in another within it.
   bool products_only = false;
   bool plans_experts = false;  ///< Runs experts without biases.
   bool records = false;        ///< For one thread at a time.
@@ -133,6 +134,8 @@ class RemoteDecoder final : public DecoderBackend {
   }
   Result<FusedRun> Fuse(const StepDescription& step,
                         std::span<const StepOperation> operations) const override;
+  Result<FusedRun> FuseWithin(const StepDescription& step,
+                              std::span<const StepOperation> operations) const override;
   int fused_runs() const { return fused_runs_; }
   /// How often such runs ran.
   int fused_calls() const { return fused_calls_; }
@@ -519,9 +522,14 @@ class RemoteBackend final : public Backend {
 /// model never learns how tokens are routed.
 class FusedExperts final : public FusedOperations {
  public:
-  FusedExperts(const RemoteDecoder& decoder, const ExpertsStep& step, Accuracy accuracy)
-      : decoder_(decoder), host_(decoder.host()), step_(step), accuracy_(accuracy) {}
+  /// `takes`: the numbers of rows; null: any.
+  FusedExperts(const RemoteDecoder& decoder, const ExpertsStep& step, Accuracy accuracy,
+               bool (*takes)(int64_t rows) = nullptr)
+      : decoder_(decoder), host_(decoder.host()), step_(step), accuracy_(accuracy), takes_(takes) {}
 
+  bool Takes(const StepValues& values) const override {
+    return takes_ == nullptr || takes_(values.rows());
+  }
   int64_t WorkspaceBytes(const StepValues& values) const override {
     return values.normed.ByteCount();
   }
@@ -607,6 +615,7 @@ class FusedExperts final : public FusedOperations {
   const Device host_;
   const ExpertsStep& step_;
   Accuracy accuracy_;
+  bool (*takes_)(int64_t rows);
 };
 
 inline Result<FusedRun> RemoteDecoder::Fuse(const StepDescription& step,
@@ -617,7 +626,21 @@ inline Result<FusedRun> RemoteDecoder::Fuse(const StepDescription& step,
   }
   if (experts == nullptr || !options_.fuses_experts) return FusedRun();
   ++fused_runs_;
-  return FusedRun{1, std::make_unique<FusedExperts>(*this, *experts, step.accuracy), {}};
+  bool (*const takes_one)(int64_t) = [](int64_t rows) { return rows == 1; };
+  return FusedRun{1,
+                  std::make_unique<FusedExperts>(*this, *experts, step.accuracy,
+                                                 options_.fuses_by_rows ? takes_one : nullptr),
+                  {}};
+}
+
+inline Result<FusedRun> RemoteDecoder::FuseWithin(const StepDescription& step,
+                                                  std::span<const StepOperation> operations) const {
+  if (!options_.fuses_by_rows) return FusedRun();
+  const auto& experts = std::get<ExpertsStep>(operations.front());
+  return FusedRun{1,
+                  std::make_unique<FusedExperts>(*this, experts, step.accuracy,
+                                                 [](int64_t rows) { return rows > 1; }),
+                  {}};
 }
 
 /// Returns a device of this backend, whose CPU has two threads.

@@ -87,6 +87,27 @@ TEST_P(RemoteModel, GivesTheBitsOfTheCpu) {
   EXPECT_EQ(RemoteOf(remote).remote_decoder().fused_runs() > 0, !dense);
 }
 
+/// A run that takes one row has others within for several. Each runs once, and its operations never
+/// do.
+TEST(RemoteDevice, RunsHaveOthersWithin) {
+  const std::string path = SampleModel("examples/tiny-qwen3-moe");
+  const Device remote = OpenRemote({.fuses_by_rows = true});
+  const Model model = OpenOn(remote, path);
+  const Model expected = OpenOn(OpenRemote(), path);
+  EXPECT_EQ(RunCalls(model), RunCalls(expected));
+  EXPECT_EQ(model.info().fusion, expected.info().fusion);
+  const testing::RemoteDecoder& decoder = RemoteOf(remote).remote_decoder();
+  std::vector<float> logits(static_cast<size_t>(model.info().vocab_size));
+  const MutableTensorView row(logits.data(), DType::kF32, {1, model.info().vocab_size});
+  for (const std::vector<int32_t>& tokens : {std::vector<int32_t>{1}, {1, 2, 3}}) {
+    Sequence sequence = *model.NewSequence();
+    const int before = decoder.fused_calls();
+    const SequenceInput input{&sequence, tokens};
+    ASSERT_TRUE(model.Forward({&input, 1}, row).ok());
+    EXPECT_EQ(decoder.fused_calls() - before, model.info().layers) << tokens.size();
+  }
+}
+
 TEST(RemoteDevice, ModelsSayWhatIsFused) {
   const std::string path = SampleModel("examples/tiny-qwen3-moe");
   const Model fused = OpenOn(OpenRemote(), path);

@@ -78,6 +78,12 @@ Result<FusedRun> CudaDecoder::Fuse(const StepDescription& step,
   return FusePersistent(*pool_, errors_, shape_, step, operations);
 }
 
+Result<FusedRun> CudaDecoder::FuseWithin(const StepDescription& step,
+                                         std::span<const StepOperation> operations) const {
+  if (!persistent_ || !shape_.has_wgmma) return FusedRun();
+  return marlin::cuda::FuseWithin(*pool_, errors_, shape_, step, operations);
+}
+
 bool CudaDecoder::RoutesRows(const RouteRowsCall& call) const {
   return marlin::cuda::RoutesRows(call, shape_);
 }

@@ -35,6 +35,8 @@ class CudaDecoder final : public DecoderBackend {
 
   Result<FusedRun> Fuse(const StepDescription& step,
                         std::span<const StepOperation> operations) const override;
+  Result<FusedRun> FuseWithin(const StepDescription& step,
+                              std::span<const StepOperation> operations) const override;
 
   bool RoutesRows(const RouteRowsCall& call) const override;
   Status RouteRows(const RouteRowsCall& call, const OperationContext& context) const override;

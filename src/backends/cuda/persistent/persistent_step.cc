@@ -64,18 +64,16 @@ class PersistentSteps final : public FusedOperations {
     return Check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   }
 
-  /// The rows are next tokens, one of a sequence or several, without turns: a sequence's rows leave
-  /// one state.
+  /// The rows are next tokens, one of a sequence or several. Where the kernel has the states, those
+  /// of a sequence leave one, without turns.
   bool Takes(const StepValues& values) const override {
     const int64_t rows = values.rows();
     const int64_t sequences = values.first_rows.dim(0) - 1;
-    if (Find(rows) == nullptr || sequences < 1 || sequences > rows || !values.turns.empty()) {
-      return false;
-    }
+    if (Find(rows) == nullptr || sequences < 1 || sequences > rows) return false;
     const DType mixed = values.mixed.dtype();
     if (mixed != DType::kBf16 && mixed != DType::kF32) return false;
     if (!HasPages(*Find(rows))) return true;
-    return values.pages.size() <= kMostCacheGroups &&
+    return values.turns.empty() && values.pages.size() <= kMostCacheGroups &&
            std::ranges::all_of(values.pages, [](const StepPages& pages) {
              return pages.slabs.size() <= kMostCacheSlabs;
            });
@@ -319,10 +317,10 @@ FusedRun Refuse(int64_t layer, const Support& support) {
 /// The layers that a run of operations begins with.
 class RunLayers {
  public:
-  RunLayers(const StepDescription& step, std::span<const StepOperation> operations)
-      : step_(step), operations_(operations), layers_(LayersOf(step)), next_(Take()) {}
+  RunLayers(const StepDescription& step, std::span<const StepOperation> operations,
+            ModelLayers layers)
+      : step_(step), operations_(operations), layers_(layers), next_(Take()) {}
 
-  ModelLayers layers() const { return layers_; }
   /// Whether there is one.
   bool empty() const { return !next_.has_value(); }
   int64_t first_layer() const { return LayerOf(*next_); }
@@ -363,15 +361,10 @@ class RunLayers {
   std::string rest_;
 };
 
-}  // namespace
-
-Result<FusedRun> FusePersistent(PersistentPool& pool, const ValueErrors& errors,
-                                const DeviceShape& shape, const StepDescription& step,
-                                std::span<const StepOperation> operations) {
-  if (const auto* const mix = std::get_if<MixStep>(&operations.front())) {
-    return Refuse(mix->layer, {"a mixer other than attention"});
-  }
-  RunLayers run_layers(step, operations);
+Result<FusedRun> FuseLayers(PersistentPool& pool, const ValueErrors& errors,
+                            const DeviceShape& shape, const StepDescription& step,
+                            std::span<const StepOperation> operations, ModelLayers layers) {
+  RunLayers run_layers(step, operations, layers);
   if (run_layers.empty()) return FusedRun();
   const int64_t first = run_layers.first_layer();
   if (step.accuracy != Accuracy::kDefault || !step.allow_bf16_activations) {
@@ -383,9 +376,9 @@ Result<FusedRun> FusePersistent(PersistentPool& pool, const ValueErrors& errors,
     return FusedRun{0, nullptr, std::move(reason)};
   }
   const size_t count = run_layers.count();
-  if (run_layers.layers() == ModelLayers::kBetween) model.AddAhead(operations.subspan(count));
+  if (layers == ModelLayers::kBetween) model.AddAhead(operations.subspan(count));
   // A run that ends in the middle of the model would leave its later layers to a second one.
-  if (run_layers.layers() == ModelLayers::kAttention &&
+  if (layers == ModelLayers::kAttention &&
       (count == operations.size() || !std::holds_alternative<HeadStep>(operations[count]))) {
     return Refuse(first, {"later layers of other operations"});
   }
@@ -404,6 +397,30 @@ Result<FusedRun> FusePersistent(PersistentPool& pool, const ValueErrors& errors,
   auto run = std::make_unique<PersistentSteps>(pool.device(), errors, shape.multiprocessors);
   MARLIN_RETURN_IF_ERROR(run->Load(model, plans, pool));
   return FusedRun{count, std::move(run), run_layers.rest()};
+}
+
+}  // namespace
+
+Result<FusedRun> FusePersistent(PersistentPool& pool, const ValueErrors& errors,
+                                const DeviceShape& shape, const StepDescription& step,
+                                std::span<const StepOperation> operations) {
+  if (const auto* const mix = std::get_if<MixStep>(&operations.front())) {
+    return Refuse(mix->layer, {"a mixer other than attention"});
+  }
+  const ModelLayers layers = LayersOf(step);
+  MARLIN_ASSIGN_OR_RETURN(FusedRun run, FuseLayers(pool, errors, shape, step, operations, layers));
+  if (run.count > 0 || layers == ModelLayers::kBetween) return run;
+  // Where a mixer has to run elsewhere, what comes after it need not.
+  MARLIN_ASSIGN_OR_RETURN(FusedRun between,
+                          FuseLayers(pool, errors, shape, step, operations, ModelLayers::kBetween));
+  return between.count > 0 ? std::move(between) : std::move(run);
+}
+
+Result<FusedRun> FuseWithin(PersistentPool& pool, const ValueErrors& errors,
+                            const DeviceShape& shape, const StepDescription& step,
+                            std::span<const StepOperation> operations) {
+  if (LayersOf(step) != ModelLayers::kHybrid) return FusedRun();
+  return FuseLayers(pool, errors, shape, step, operations, ModelLayers::kBetween);
 }
 
 }  // namespace marlin::cuda

@@ -1,5 +1,6 @@
 // The persistent decode kernel against the step's operations one by one, and both against fp32.
 #include <fmt/format.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -182,6 +183,23 @@ std::vector<Case> LatentCases() {
   };
 }
 
+/// Mixers that run elsewhere: norms of all heads at once, and states other than of delta nets.
+std::vector<Case> BetweenCases() {
+  const Json mamba = {{"intermediate_size", 512}, {"shared_intermediate_size", 384},
+                      {"num_local_experts", 0},   {"layer_types", {"mamba", "attention", "mamba"}},
+                      {"mamba_n_heads", 8},       {"mamba_n_groups", 1},
+                      {"mamba_d_head", 64},       {"mamba_d_state", 64},
+                      {"mamba_d_conv", 4},        {"mamba_expand", 2}};
+  const Json convolution = {{"layer_types", {"conv", "full_attention", "conv"}},
+                            {"conv_L_cache", 3}};
+  return {
+      {"olmoe", Config("olmoe", {{"num_experts", 16}}), "fp4_e2m1/g32"},
+      {"minimax_m2", Config("minimax_m2", {{"num_local_experts", 16}}), "default_moe"},
+      {"granitemoehybrid", Config("granitemoehybrid", mamba), "fp4_e2m1/g128"},
+      {"lfm2", Config("lfm2", convolution), "u4/g32"},
+  };
+}
+
 std::vector<Case> Cases() {
   const Json experts = {{"num_experts", 16}, {"norm_topk_prob", true}};
   const Json shared = {{"num_experts", 16}, {"shared_expert_intermediate_size", 96}};
@@ -282,11 +300,10 @@ class PersistentOnGpu : public ::testing::TestWithParam<Case> {
   /// Whether several rows run in the kernel.
   static bool TakesRows(int rows) {
     const Json& config = GetParam().config;
-    if (config.contains("linear_num_key_heads")) return rows == 1;
     const bool is_dense =
         config.value("first_k_dense_replace", 0) >= config["num_hidden_layers"].get<int>();
     const bool has_experts = config.contains("num_experts") ||
-                             config.contains("num_local_experts") ||
+                             config.value("num_local_experts", 0) > 0 ||
                              config.contains("n_routed_experts");
     return rows <= 3 || (has_experts && !is_dense && rows <= GetParam().most_rows);
   }
@@ -520,9 +537,22 @@ TEST_P(PersistentOnGpu, RunsHaveAllOfLatentAttention) {
   }
 }
 
+/// Layers whose mixer runs elsewhere leave their later half to the kernel.
+TEST_P(PersistentOnGpu, RunsBeginAfterOtherMixers) {
+  const Device device = Open(true);
+  const std::string fusion = Load(device).info().fusion;
+  const Json& config = GetParam().config;
+  const auto cases = BetweenCases();
+  const auto is_case = [](const Case& model) { return model.name == GetParam().name; };
+  if (!HasPersistentKernel(device) || std::ranges::none_of(cases, is_case)) {
+    GTEST_SKIP() << "other mixers, or no persistent kernel";
+  }
+  const int layers = config["num_hidden_layers"].get<int>();
+  EXPECT_THAT(fusion, ::testing::StartsWith(fmt::format("{} of ", 3 * layers)));
+}
+
 /// Several next tokens of one text, or of some, as speculation verifies them.
 TEST_P(PersistentOnGpu, RowsOfOneTextAreAsNearToFp32AsTheOperations) {
-  if (GetParam().config.contains("linear_num_key_heads")) GTEST_SKIP() << "one row";
   const Models models(*this);
   const auto& [with, without, persistent, chain, exact, runs] = models;
   for (const std::vector<int>& counts :
@@ -585,6 +615,8 @@ TEST_P(StepsOnGpu, HaveTheSameBits) {
 INSTANTIATE_TEST_SUITE_P(Models, PersistentOnGpu, ::testing::ValuesIn(Cases()),
                          [](const auto& param) { return param.param.name; });
 INSTANTIATE_TEST_SUITE_P(Latent, PersistentOnGpu, ::testing::ValuesIn(LatentCases()),
+                         [](const auto& param) { return param.param.name; });
+INSTANTIATE_TEST_SUITE_P(Between, PersistentOnGpu, ::testing::ValuesIn(BetweenCases()),
                          [](const auto& param) { return param.param.name; });
 INSTANTIATE_TEST_SUITE_P(Shared, PersistentOnGpu, ::testing::ValuesIn(SharedCases()),
                          [](const auto& param) { return param.param.name; });
