@@ -40,25 +40,44 @@ Status GuessCalls::SampleFirst() {
 }
 
 Status GuessCalls::DecodeOthers() {
-  // Texts with one guess are last.
-  const auto one = std::ranges::find_if(texts_, [](const Text& text) { return text.most <= 1; });
-  const auto count = static_cast<size_t>(one - texts_.begin());
-  if (count == 0) return {};
-  const int64_t steps = texts_.front().most - 1;
+  // Those with one guess are last.
+  const auto goes_on = [](const Text& text) {
+    return text.most > 1 && !text.request->guess.empty();
+  };
+  Status status;
+  for (auto first = texts_.begin(); first != texts_.end();) {
+    const auto end = std::find_if_not(first, texts_.end(), goes_on);
+    if (first == end) {
+      ++first;
+      continue;
+    }
+    const Status decoded =
+        DecodeOthers(static_cast<size_t>(first - texts_.begin()), static_cast<size_t>(end - first));
+    if (status.ok()) status = decoded;
+    if (!decoded.ok() && decoded.code() != Code::kNonFiniteInput) break;
+    first = end;
+  }
+  return status;
+}
+
+Status GuessCalls::DecodeOthers(size_t first, size_t count) {
+  const auto texts = std::span(texts_).subspan(first, count);
+  const int64_t steps = texts.front().most - 1;
   std::vector<DecodeInput> inputs;
-  for (const Text& text : std::span(texts_).first(count)) {
+  for (const Text& text : texts) {
     const auto last_hidden = std::span(text.hidden).last(static_cast<size_t>(hidden_size_));
     inputs.push_back({text.input.sequence, text.request->guess.front(), last_hidden});
   }
   std::vector<int32_t> sampled(count * static_cast<size_t>(steps));
   std::vector<int64_t> counts(count);
-  const MutableTensorView states(states_.data(), states_.dtype(),
-                                 {static_cast<int64_t>(count), states_.dim(1)});
+  const int64_t bytes = states_.dim(1);
+  const MutableTensorView states(states_.As<uint8_t>() + static_cast<int64_t>(first) * bytes,
+                                 DType::kU8, {static_cast<int64_t>(count), bytes});
   Status status = draft_.Decode(inputs, states, {.steps = steps}, sampled, counts);
   for (size_t i = 0; i < count; ++i) {
-    const auto first = sampled.begin() + static_cast<int64_t>(i) * steps;
-    std::vector<int32_t>& guess = texts_[i].request->guess;
-    guess.insert(guess.end(), first, first + counts[i]);
+    const auto tokens = sampled.begin() + static_cast<int64_t>(i) * steps;
+    std::vector<int32_t>& guess = texts[i].request->guess;
+    guess.insert(guess.end(), tokens, tokens + counts[i]);
   }
   return status;
 }

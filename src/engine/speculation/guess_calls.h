@@ -23,11 +23,11 @@ class GuessCalls {
   void Add(GuessRequest* request, const SequenceInput& input);
   /// Feeds all texts and samples the first guess of each; then, also after an error, the texts
   /// whose sequences have grown have one. Texts without room for their sampler's state have none.
-  /// Errors: as Model::ForwardAndSample; other texts have guesses where the logits of one cannot be
-  /// sampled.
+  /// Errors: as Model::ForwardAndSample; with kNonFiniteInput others have guesses.
   Status SampleFirst();
-  /// Decodes the other guesses. Where another text wanted more, a text has more than it wanted,
-  /// too. The sequences have grown by all guesses but the last.
+  /// Decodes the other guesses of those that have the first one. Where another text wanted more, a
+  /// text has more than it wanted, too. The sequences have grown by all guesses but the last.
+  /// Errors: likewise.
   Status DecodeOthers();
 
  private:
@@ -37,6 +37,7 @@ class GuessCalls {
     int64_t most;               ///< Guesses.
     std::vector<float> hidden;  ///< After the tokens of `input`.
   };
+  Status DecodeOthers(size_t first, size_t count);
 
   const Model& draft_;
   DraftSamplers& samplers_;

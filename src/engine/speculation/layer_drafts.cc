@@ -65,13 +65,13 @@ Status LayerDrafts::GuessAll(std::span<GuessRequest> requests) {
   for (const GuessRequest& request : requests) {
     if (!request.guess.empty()) static_cast<LayerDrafts&>(*request.drafter).See();
   }
-  MARLIN_RETURN_IF_ERROR(first);
-  Status others = calls.DecodeOthers();
+  if (!first.ok() && first.code() != Code::kNonFiniteInput) return first;
+  const Status others = calls.DecodeOthers();
   for (GuessRequest& request : requests) {
     // Other texts may have wanted more.
     request.guess.resize(std::min(request.guess.size(), static_cast<size_t>(request.most)));
   }
-  return others;
+  return first.ok() ? others : first;
 }
 
 }  // namespace marlin

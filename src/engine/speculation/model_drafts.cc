@@ -72,16 +72,17 @@ Status ModelDrafts::GuessAll(std::span<GuessRequest> requests) {
     const auto unfed = drafter.Unfed(request.tokens);
     if (!unfed.empty()) calls.Add(&request, {&*drafter.sequence_, unfed});
   }
-  Status status = calls.SampleFirst();
+  const Status first = calls.SampleFirst();
   for (const GuessRequest& request : requests) {
     auto& drafter = static_cast<ModelDrafts&>(*request.drafter);
     if (!request.guess.empty()) drafter.Know(drafter.Unfed(request.tokens));
   }
-  if (status.ok()) status = calls.DecodeOthers();
+  Status others;
+  if (first.ok() || first.code() == Code::kNonFiniteInput) others = calls.DecodeOthers();
   for (GuessRequest& request : requests) {
     static_cast<ModelDrafts&>(*request.drafter).TakeGuess(&request);
   }
-  return status;
+  return first.ok() ? others : first;
 }
 
 void ModelDrafts::TakeGuess(GuessRequest* request) {

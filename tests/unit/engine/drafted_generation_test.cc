@@ -244,6 +244,32 @@ void SetKey(const std::string& path, const std::string& key, const nlohmann::jso
   testing::WriteFile(path + "/config.json", config.dump());
 }
 
+/// Where a draft says nothing that is finite about one text, others have all of their guesses.
+TEST(DraftedGeneration, GoesOnNextToATextThatCannotBeGuessed) {
+  constexpr int32_t kNan = 55;
+  testing::TemporaryDirectory directory;
+  testing::TemporaryDirectory of_draft;
+  testing::WriteQwen2(directory.path(), 0);
+  testing::WriteQwen2(of_draft.path(), 0, kNan);
+  const Device device = *Device::Open("cpu", {.threads = 2});
+  const Model model = *Model::Open(directory.path(), device, {.batch_invariant = true});
+  const Model draft = *Model::Open(of_draft.path(), device, {.batch_invariant = true});
+  const std::vector<Tokens> prompts = {{9, kNan}, {1, 2, 3}, {kNan, 4}, {7, 7}, Repetitive()};
+  GenerateOptions options{.max_tokens = 19};
+  const auto plain = GenerateBatch(model, prompts, {&options, 1});
+  options.speculation = testing::SpeculateBy(draft);
+  const auto made = GenerateBatch(model, prompts, {&options, 1});
+  ASSERT_TRUE(plain.ok() && made.ok());
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    const auto& [tokens, drafts] = std::pair((*made)[i].token_ids, (*made)[i].drafts);
+    EXPECT_EQ(tokens, (*plain)[i].token_ids) << i;
+    ASSERT_EQ(std::count(tokens.begin(), tokens.end(), kNan), 0) << i;
+    // After the first token, six at a time.
+    EXPECT_EQ(drafts.passes, i == 0 || i == 2 ? 0 : 3) << i;
+    EXPECT_EQ(drafts.accepted, drafts.drafted) << i;
+  }
+}
+
 TEST(DraftedGeneration, RefusesWhatCannotGuess) {
   testing::TemporaryDirectory directory;
   testing::WriteQwen2(directory.path(), 0);
