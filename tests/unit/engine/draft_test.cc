@@ -21,6 +21,8 @@
 #include "../test_device.h"
 #include "base/json.h"
 #include "engine/batch/sampler_slots.h"
+#include "engine/speculation/drafter.h"
+#include "engine/speculation/speculation.h"
 #include "marlin/checkpoint.h"
 #include "marlin/generate.h"
 #include "marlin/model.h"
@@ -595,6 +597,42 @@ TEST_F(Drafts, GenerateTheSameTexts) {
 }
 
 /// With one guess at a time, a pass accepts it where DraftLogits says the text's next token.
+/// Texts that are guessed together have the guesses that they would have alone.
+TEST_F(Drafts, AreAsManyAsEachTextWants) {
+  MakeOwnLayer();
+  const auto model = Open(Write());
+  ASSERT_TRUE(model.ok());
+  const auto speculation = Speculation::Make(*model, {.tokens = 6, .source = DraftSource::kLayer});
+  ASSERT_TRUE(speculation.ok()) << speculation.status().message();
+  const std::vector<int64_t> most = {1, 4, 2};
+  const auto guess = [&](const std::vector<size_t>& texts) {
+    std::vector<std::unique_ptr<Drafter>> drafters;
+    std::vector<GuessRequest> requests;
+    for (const size_t i : texts) {
+      const auto text = std::span(kTokens).subspan(i);
+      const auto fed = text.first(text.size() - 1);
+      Drafter& drafter = *drafters.emplace_back(speculation->NewDrafter());
+      EXPECT_TRUE(drafter.Restart(0).ok());
+      Sequence sequence = *model->NewSequence();
+      SequenceInput input{.sequence = &sequence, .tokens = fed};
+      input.hidden_out = drafter.Receive(std::ssize(fed));
+      std::vector<float> logits(kVocab);
+      EXPECT_TRUE(model->Forward({&input, 1}, {logits.data(), DType::kF32, {1, kVocab}}).ok());
+      drafter.Keep(std::ssize(fed));
+      requests.push_back({.drafter = &drafter, .tokens = text, .most = most[i]});
+    }
+    EXPECT_TRUE(drafters.front()->GuessAll(requests).ok());
+    std::vector<std::vector<int32_t>> guesses;
+    for (const GuessRequest& request : requests) guesses.push_back(request.guess);
+    return guesses;
+  };
+  const auto together = guess({0, 1, 2});
+  for (const size_t i : {0, 1, 2}) {
+    EXPECT_EQ(std::ssize(together[i]), most[i]);
+    EXPECT_EQ(guess({i}).front(), together[i]) << i;
+  }
+}
+
 TEST_F(Drafts, AreAcceptedWhereTheyAreRight) {
   for (const std::string type : {"deepseek_v3", "own layer"}) {
     SCOPED_TRACE(type);
