@@ -277,6 +277,28 @@ std::vector<Said> RunAll(Scheduler* scheduler, const std::vector<Tokens>& prompt
   return said;
 }
 
+/// Launches of several steps, and guesses, end where a text publishes its states: the last whole
+/// page of the prompt, and the sixteenth page.
+TEST_P(RecurrentDrafts, StopWhereStatesArePublished) {
+  const auto page = static_cast<size_t>(Internals::Impl(*model_).pool->page_tokens());
+  for (const bool drafted : {false, true}) {
+    const Model& model = drafted ? *twin_ : *model_;
+    SchedulerOptions options;
+    if (drafted) options.speculation = testing::SpeculateBy(std::nullopt);
+    auto scheduler = Scheduler::Make(model, options);
+    ASSERT_TRUE(scheduler.ok()) << scheduler.status().message();
+    Request request;
+    request.prompt = testing::TokensBelow(kVocab, 16 * page - 20);
+    request.options = {.max_tokens = 40, .ignore_eos = true};
+    ASSERT_TRUE(scheduler->Submit(request).ok());
+    std::vector<Event> events;
+    do {
+      ASSERT_TRUE(scheduler->Step(std::chrono::seconds(0), &events).ok());
+    } while (scheduler->statistics().running > 0);
+    EXPECT_EQ(StatesOf(model).states_cached, 2) << drafted;
+  }
+}
+
 /// Texts that share a prefix, publish states where they would without guesses, and, where the cache
 /// has too little memory for all guesses, have fewer.
 TEST_P(RecurrentDrafts, ShareTheCacheWithOthers) {
