@@ -194,6 +194,9 @@ struct DecodeInput {
   /// For the model that Model::draft returns, which needs it: as in SequenceInput. The tokens that
   /// follow take the draft's own hidden states.
   std::span<const float> hidden = {};
+  /// If not empty, receives the hidden state after the last token that was fed, as in
+  /// SequenceInput; an unspecified one if the sequence has ended.
+  std::span<float> hidden_out = {};
 };
 
 /// Options of Model::Decode.

@@ -32,7 +32,8 @@ class DecodeLoop {
     std::iota(running_.begin(), running_.end(), 0);
     for (size_t i = 0; i < next_.size(); ++i) next_[i] = call.inputs[i].token;
     for (const DecodeInput& input : call.inputs) {
-      hidden_.emplace_back(input.hidden.begin(), input.hidden.end());
+      std::vector<float>& hidden = hidden_.emplace_back(input.hidden.begin(), input.hidden.end());
+      hidden.resize(std::max(hidden.size(), input.hidden_out.size()));
     }
     std::fill(call.counts.begin(), call.counts.end(), 0);
     std::fill(call.tokens.begin(), call.tokens.end(), 0);
@@ -42,6 +43,10 @@ class DecodeLoop {
     while (!running_.empty() && taken_ < call_.options.steps) {
       const int64_t steps = StepsOfPass();
       MARLIN_RETURN_IF_ERROR(steps == 1 ? RunOne() : RunSeveral(steps));
+    }
+    for (size_t i = 0; i < hidden_.size(); ++i) {
+      std::copy_n(hidden_[i].begin(), call_.inputs[i].hidden_out.size(),
+                  call_.inputs[i].hidden_out.begin());
     }
     return {};
   }
@@ -139,10 +144,9 @@ class DecodeLoop {
     for (const int32_t input : running_) {
       const auto at = static_cast<size_t>(input);
       // A pass reads the hidden states before it writes those after its last step.
-      inputs.push_back({.sequence = SequenceOf(input),
-                        .tokens = {&next_[at], 1},
-                        .hidden = hidden_[at],
-                        .hidden_out = hidden_[at]});
+      inputs.push_back(
+          {.sequence = SequenceOf(input), .tokens = {&next_[at], 1}, .hidden_out = hidden_[at]});
+      if (model_.decoder.joins()) inputs.back().hidden = hidden_[at];
     }
     return inputs;
   }
@@ -226,7 +230,7 @@ class DecodeLoop {
   const DecodeCall& call_;
   std::vector<int32_t> running_;            ///< Inputs.
   std::vector<int32_t> next_;               ///< The token that each input feeds next.
-  std::vector<std::vector<float>> hidden_;  ///< With that token, of a draft; otherwise empty.
+  std::vector<std::vector<float>> hidden_;  ///< Before that token; empty where none is wanted.
   const bool records_;
   int64_t taken_ = 0;
 };

@@ -499,8 +499,10 @@ Status Model::Decode(std::span<const DecodeInput> inputs, const MutableTensorVie
     std::vector<SequenceInput> first;
     first.reserve(inputs.size());
     for (const DecodeInput& input : inputs) {
-      first.push_back(
-          {.sequence = input.sequence, .tokens = {&input.token, 1}, .hidden = input.hidden});
+      first.push_back({.sequence = input.sequence,
+                       .tokens = {&input.token, 1},
+                       .hidden = input.hidden,
+                       .hidden_out = input.hidden_out});
     }
     SequenceClaim claim;
     MARLIN_RETURN_IF_ERROR(ClaimAll(first, &claim));

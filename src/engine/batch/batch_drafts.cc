@@ -31,26 +31,39 @@ bool IsGreedy(const SamplingOptions& options) {
 /// The texts go on without a guess where the draft has no memory or says nothing that is finite.
 bool IsHarmless(Code code) { return code == Code::kOutOfMemory || code == Code::kNonFiniteInput; }
 
+Status UnlessHarmless(const Status& status) {
+  return IsHarmless(status.code()) ? Status() : status;
+}
+
+/// Lets the draft of a text without guesses see what the model was fed.
+Status Follow(BatchText& text) {
+  return UnlessHarmless(text.drafter->Follow(text.tokens, text.sequence->length()));
+}
+
+/// The guesses of a pass, once it is chosen how many there are.
 class PassDrafts {
  public:
   PassDrafts(const BatchSlots& slots, DraftCosts* costs) : slots_(slots), costs_(*costs) {}
 
-  /// Guesses as many tokens of a text, or has GuessTogether guess them.
-  Status Add(BatchText& text, int64_t guesses) {
-    if (guesses == 0) {
-      return UnlessHarmless(text.drafter->Follow(text.tokens, text.sequence->length()));
-    }
-    GuessRequest request{text.drafter.get(), text.tokens, guesses};
-    const Model::Impl* const draft = text.drafter->draft();
-    if (draft == nullptr) {
-      MARLIN_RETURN_IF_ERROR(Guess({&request, 1}));
-      Take(text, std::move(request.guess));
-      return {};
-    }
-    Group& group = groups_[draft];
+  /// Guesses tokens of a text together with others that have the same draft.
+  void Add(BatchText& text, int64_t guesses) {
+    Group& group = groups_[text.drafter->draft()];
     group.texts.push_back(&text);
-    group.requests.push_back(std::move(request));
-    return {};
+    group.requests.push_back({text.drafter.get(), text.tokens, guesses});
+  }
+
+  /// Gives a text its guesses, or as many as there is memory for, and takes their pages.
+  void Take(BatchText& text, std::vector<int32_t> guess) {
+    text.drafts = std::move(guess);
+    KvCache& cache = text.sequence->state()->cache;
+    while (has_memory_ && !text.drafts.empty()) {
+      const int64_t drafts = std::ssize(text.drafts);
+      if (cache.Reserve(cache.length(), cache.length() + 1 + drafts, drafts).ok()) return;
+      text.drafts.resize(text.drafts.size() / 2);
+      has_memory_ = !text.drafts.empty();
+    }
+    text.drafts.clear();
+    cache.DropGuesses();
   }
 
   Status GuessTogether() {
@@ -80,15 +93,9 @@ class PassDrafts {
     for (size_t i = 0; i < samplers.size(); ++i) {
       BatchText& text = *group.texts[i];
       Take(text, std::move(group.requests[i].guess));
-      if (!text.drafts.empty()) continue;
-      MARLIN_RETURN_IF_ERROR(
-          UnlessHarmless(text.drafter->Follow(text.tokens, text.sequence->length())));
+      if (text.drafts.empty()) MARLIN_RETURN_IF_ERROR(Follow(text));
     }
     return {};
-  }
-
-  static Status UnlessHarmless(const Status& status) {
-    return IsHarmless(status.code()) ? Status() : status;
   }
 
   Status Guess(std::span<GuessRequest> requests) {
@@ -98,20 +105,6 @@ class PassDrafts {
     for (const GuessRequest& request : requests) most = std::max(most, std::ssize(request.guess));
     costs_.AddGuess(most, SecondsSince(start));
     return {};
-  }
-
-  /// Gives a text its guesses, or as many as there is memory for, and takes their pages.
-  void Take(BatchText& text, std::vector<int32_t> guess) {
-    text.drafts = std::move(guess);
-    KvCache& cache = text.sequence->state()->cache;
-    while (has_memory_ && !text.drafts.empty()) {
-      const int64_t drafts = std::ssize(text.drafts);
-      if (cache.Reserve(cache.length(), cache.length() + 1 + drafts, drafts).ok()) return;
-      text.drafts.resize(text.drafts.size() / 2);
-      has_memory_ = !text.drafts.empty();
-    }
-    text.drafts.clear();
-    cache.DropGuesses();
   }
 
   const BatchSlots& slots_;
@@ -127,16 +120,32 @@ Status AddDrafts(const Model& model, const BatchSlots& slots, std::span<BatchTex
   int64_t rows = 0;
   std::vector<BatchText*> texts;
   std::vector<DraftChoice> choices;
+  std::vector<GuessRequest> requests;
   for (BatchText* const text : running) {
     if (text->piece > 0 && text->left() == 1) ++rows;
     if (text->drafter == nullptr) continue;
+    const int64_t most = std::min(MostDrafts(model, *text, room), text->control->most());
+    GuessRequest& request = requests.emplace_back(
+        GuessRequest{.drafter = text->drafter.get(), .tokens = text->tokens, .most = most});
     texts.push_back(text);
-    choices.push_back({&*text->control, MostDrafts(model, *text, room)});
+    choices.push_back({&*text->control, most});
+    // Without a call of a draft a guess costs nothing, so that it is known how many there are.
+    if (text->drafter->draft() != nullptr || most <= 0) continue;
+    MARLIN_RETURN_IF_ERROR(text->drafter->GuessAll({&request, 1}));
+    choices.back().most = std::ssize(request.guess);
   }
   ChooseGuesses(*costs, rows, room, choices);
   PassDrafts drafts(slots, costs);
   for (size_t i = 0; i < texts.size(); ++i) {
-    MARLIN_RETURN_IF_ERROR(drafts.Add(*texts[i], choices[i].guesses));
+    const int64_t guesses = choices[i].guesses;
+    if (texts[i]->drafter->draft() == nullptr) {
+      requests[i].guess.resize(static_cast<size_t>(guesses));
+      drafts.Take(*texts[i], std::move(requests[i].guess));
+    } else if (guesses > 0) {
+      drafts.Add(*texts[i], guesses);
+    } else {
+      MARLIN_RETURN_IF_ERROR(Follow(*texts[i]));
+    }
   }
   return drafts.GuessTogether();
 }

@@ -38,7 +38,12 @@ void DraftCosts::AddPass(int64_t rows, double seconds) {
 }
 
 void DraftCosts::AddGuess(int64_t tokens, double seconds) {
-  if (tokens > 0) Update(seconds / static_cast<double>(tokens), &guess_);
+  if (tokens == 0) return;
+  if (guesses_begun_ < unsteady_) {
+    ++guesses_begun_;
+  } else {
+    Update(seconds / static_cast<double>(tokens), &guess_);
+  }
 }
 
 double DraftCosts::PassSeconds(int64_t rows) const {
@@ -102,12 +107,15 @@ struct ExpectedPass {
   }
 };
 
-/// The guesses of a text that are accepted with a probability of `least` or more, one of kCounts.
+/// The guesses of a text that are accepted with a probability of `least` or more: one of kCounts,
+/// or all that are asked for.
 int64_t CountLikely(const DraftChoice& text, double least) {
   constexpr double kRounding = 1e-9;
-  const double count = std::log(least) / std::log(text.control->Acceptance()) + kRounding;
-  const auto above = std::ranges::upper_bound(kCounts, count);
-  return above == std::begin(kCounts) ? 0 : std::min(*std::prev(above), text.most);
+  const double likely = std::log(least) / std::log(text.control->Acceptance()) + kRounding;
+  const auto most = static_cast<double>(text.most);
+  if (likely >= most && text.most == text.control->most()) return text.most;
+  const auto above = std::ranges::upper_bound(kCounts, std::min(likely, most));
+  return above == std::begin(kCounts) ? 0 : *std::prev(above);
 }
 
 /// The first `texts` make the guesses that are accepted with a probability of `least` or more.

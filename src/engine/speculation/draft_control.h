@@ -12,8 +12,8 @@ namespace marlin {
 /// Measured times. They fall at once, since a disturbance only ever adds to them, and rise slowly.
 class DraftCosts {
  public:
-  /// `unsteady`: the first passes of each number of rows whose times do not count, as of a device
-  /// that records passes.
+  /// `unsteady`: the first passes of each number of rows, and the first guesses, whose times do not
+  /// count, as of a device that records passes.
   explicit DraftCosts(int unsteady = 0) : unsteady_(unsteady) {}
 
   /// The number of the next pass.
@@ -37,6 +37,7 @@ class DraftCosts {
   int unsteady_;
   int64_t next_pass_ = 0;
   std::map<int64_t, int> begun_;      ///< Passes by rows, up to those that do not count.
+  int guesses_begun_ = 0;             ///< Likewise.
   std::map<int64_t, double> passes_;  ///< Seconds by rows.
   double guess_ = 0;                  ///< Seconds per token; 0: not measured.
 };
@@ -82,8 +83,8 @@ struct DraftChoice {
 /// Chooses the guesses of the texts of the next pass, as many as promise the most tokens per
 /// second; `room` at most together, and none before a pass without guesses was measured. `rows`: of
 /// the pass without guesses, of which each gives a token. A text guesses as far as a guess is
-/// accepted as often as the last one of others; its number is one of few, or all that it has room
-/// for, so that a device that records passes has seen their shapes before.
+/// accepted as often as the last one of others; its number is one of few, so that a device that
+/// records passes has seen their shapes before.
 void ChooseGuesses(DraftCosts& costs, int64_t rows, int64_t room, std::span<DraftChoice> texts);
 
 }  // namespace marlin

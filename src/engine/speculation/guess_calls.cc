@@ -40,33 +40,32 @@ Status GuessCalls::SampleFirst() {
 }
 
 Status GuessCalls::DecodeOthers() {
-  // Those with one guess are last.
-  const auto goes_on = [](const Text& text) {
-    return text.most > 1 && !text.request->guess.empty();
-  };
   Status status;
-  for (auto first = texts_.begin(); first != texts_.end();) {
-    const auto end = std::find_if_not(first, texts_.end(), goes_on);
-    if (first == end) {
-      ++first;
-      continue;
+  for (int64_t made = 1;;) {
+    // The texts that want more are the first ones.
+    const auto end =
+        std::ranges::find_if(texts_, [&](const Text& text) { return text.most <= made; });
+    if (end == texts_.begin()) return status;
+    const int64_t next = std::prev(end)->most;
+    const auto goes_on = [&](const Text& text) { return std::ssize(text.request->guess) == made; };
+    for (auto first = std::find_if(texts_.begin(), end, goes_on); first != end;) {
+      const auto last = std::find_if_not(first, end, goes_on);
+      const Status decoded = Decode(static_cast<size_t>(first - texts_.begin()),
+                                    static_cast<size_t>(last - first), next - made);
+      if (status.ok()) status = decoded;
+      if (!decoded.ok() && decoded.code() != Code::kNonFiniteInput) return status;
+      first = std::find_if(last, end, goes_on);
     }
-    const Status decoded =
-        DecodeOthers(static_cast<size_t>(first - texts_.begin()), static_cast<size_t>(end - first));
-    if (status.ok()) status = decoded;
-    if (!decoded.ok() && decoded.code() != Code::kNonFiniteInput) break;
-    first = end;
+    made = next;
   }
-  return status;
 }
 
-Status GuessCalls::DecodeOthers(size_t first, size_t count) {
+Status GuessCalls::Decode(size_t first, size_t count, int64_t steps) {
   const auto texts = std::span(texts_).subspan(first, count);
-  const int64_t steps = texts.front().most - 1;
   std::vector<DecodeInput> inputs;
-  for (const Text& text : texts) {
-    const auto last_hidden = std::span(text.hidden).last(static_cast<size_t>(hidden_size_));
-    inputs.push_back({text.input.sequence, text.request->guess.front(), last_hidden});
+  for (Text& text : texts) {
+    const auto hidden = std::span(text.hidden).last(static_cast<size_t>(hidden_size_));
+    inputs.push_back({text.input.sequence, text.request->guess.back(), hidden, hidden});
   }
   std::vector<int32_t> sampled(count * static_cast<size_t>(steps));
   std::vector<int64_t> counts(count);

@@ -25,9 +25,8 @@ class GuessCalls {
   /// whose sequences have grown have one. Texts without room for their sampler's state have none.
   /// Errors: as Model::ForwardAndSample; with kNonFiniteInput others have guesses.
   Status SampleFirst();
-  /// Decodes the other guesses of those that have the first one. Where another text wanted more, a
-  /// text has more than it wanted, too. The sequences have grown by all guesses but the last.
-  /// Errors: likewise.
+  /// Decodes the other guesses of those that have the first one. The sequences have grown by all
+  /// guesses but the last. Errors: likewise.
   Status DecodeOthers();
 
  private:
@@ -35,9 +34,10 @@ class GuessCalls {
     GuessRequest* request;
     SequenceInput input;
     int64_t most;               ///< Guesses.
-    std::vector<float> hidden;  ///< After the tokens of `input`.
+    std::vector<float> hidden;  ///< After the tokens of `input`; the last row after those decoded.
   };
-  Status DecodeOthers(size_t first, size_t count);
+  /// `steps` more guesses of each of `count` texts from `first` on.
+  Status Decode(size_t first, size_t count, int64_t steps);
 
   const Model& draft_;
   DraftSamplers& samplers_;

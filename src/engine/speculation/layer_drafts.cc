@@ -67,10 +67,6 @@ Status LayerDrafts::GuessAll(std::span<GuessRequest> requests) {
   }
   if (!first.ok() && first.code() != Code::kNonFiniteInput) return first;
   const Status others = calls.DecodeOthers();
-  for (GuessRequest& request : requests) {
-    // Other texts may have wanted more.
-    request.guess.resize(std::min(request.guess.size(), static_cast<size_t>(request.most)));
-  }
   return first.ok() ? others : first;
 }
 

@@ -89,8 +89,7 @@ void ModelDrafts::TakeGuess(GuessRequest* request) {
   std::vector<int32_t>& guess = request->guess;
   // The last guess was not fed.
   if (!guess.empty()) fed_.insert(fed_.end(), guess.begin(), guess.end() - 1);
-  // Other texts may have wanted more; and the model may lack padding of the draft's vocabulary.
-  guess.resize(std::min(guess.size(), static_cast<size_t>(request->most)));
+  // The model may lack padding of the draft's vocabulary.
   const auto is_unknown = [&](int32_t token) { return token >= vocab_; };
   guess.erase(std::find_if(guess.begin(), guess.end(), is_unknown), guess.end());
 }

@@ -246,57 +246,74 @@ TEST_F(Drafts, OfEveryTypeFollowTheModel) {
   }
 }
 
-/// Two sequences of a draft after `kTokens`: the tokens of `steps` calls of ForwardAndSample, which
-/// hand the hidden states on, or of one Decode.
-std::vector<std::vector<int32_t>> DecodeDraft(const Model& draft, int64_t steps, bool one_call) {
-  std::vector<Sequence> sequences;
-  std::vector<DecodeInput> inputs;
-  std::vector<std::vector<float>> hidden;
-  SamplerSlots slots = *SamplerSlots::Make(draft.device(), kVocab, 2);
-  const SamplingOptions options[] = {{}, {.temperature = 1.0F, .seed = 3}};
-  for (size_t i = 0; i < 2; ++i) {
-    const SamplerSlots::Reset reset{static_cast<int64_t>(i), &options[i], kTokens};
-    EXPECT_TRUE(slots.ResetAll({&reset, 1}).ok());
-    EXPECT_TRUE(draft.device().Synchronize().ok());
-    sequences.push_back(*draft.NewSequence());
-    std::vector<float>& first = hidden.emplace_back(kHidden);
-    for (size_t k = 0; k < first.size(); ++k) {
-      first[k] = std::sin(static_cast<float>(k + 50 * i));
-    }
-  }
-  for (size_t i = 0; i < 2; ++i) inputs.push_back({&sequences[i], kTokens[i], hidden[i]});
-  std::vector<std::vector<int32_t>> texts(2);
-  if (one_call) {
-    std::vector<int32_t> tokens(static_cast<size_t>(2 * steps));
-    std::vector<int64_t> counts(2);
-    const Status status = draft.Decode(inputs, slots.First(2), {.steps = steps}, tokens, counts);
-    EXPECT_TRUE(status.ok()) << status.message();
-    EXPECT_THAT(counts, ::testing::Each(steps));
-    for (size_t i = 0; i < 2; ++i) {
-      const auto row = std::span(tokens).subspan(i * static_cast<size_t>(steps));
-      texts[i].assign(row.begin(), row.begin() + steps);
-    }
-  } else {
-    std::vector<int32_t> tokens = {kTokens[0], kTokens[1]};
-    for (int64_t step = 0; step < steps; ++step) {
-      const std::vector<int32_t> fed = tokens;
-      std::vector<SequenceInput> rows;
-      for (size_t i = 0; i < 2; ++i) {
-        rows.push_back({.sequence = &sequences[i],
-                        .tokens = {&fed[i], 1},
-                        .hidden = hidden[i],
-                        .hidden_out = hidden[i]});
+/// Three sequences of a draft, with hidden states and samplers of their own.
+class DraftTexts {
+ public:
+  explicit DraftTexts(const Model& draft)
+      : draft_(draft), slots_(*SamplerSlots::Make(draft.device(), kVocab, kCount)) {
+    const SamplingOptions options[kCount] = {{}, {.temperature = 1.0F, .seed = 3}, {}};
+    for (size_t i = 0; i < kCount; ++i) {
+      const SamplerSlots::Reset reset{static_cast<int64_t>(i), &options[i], kTokens};
+      EXPECT_TRUE(slots_.ResetAll({&reset, 1}).ok());
+      EXPECT_TRUE(draft.device().Synchronize().ok());
+      sequences_.push_back(*draft.NewSequence());
+      std::vector<float>& hidden = hidden_.emplace_back(kHidden);
+      for (size_t k = 0; k < hidden.size(); ++k) {
+        hidden[k] = std::sin(static_cast<float>(k + 50 * i));
       }
-      const Status status = draft.ForwardAndSample(rows, slots.First(2), tokens);
-      EXPECT_TRUE(status.ok()) << status.message();
-      for (size_t i = 0; i < 2; ++i) texts[i].push_back(tokens[i]);
     }
   }
-  for (const Sequence& sequence : sequences) EXPECT_EQ(sequence.length(), steps);
-  return texts;
-}
 
-/// Several steps on a device hand the draft's hidden states on, as single calls do.
+  /// Calls of ForwardAndSample, which hand the hidden states on.
+  std::vector<std::vector<int32_t>> Step(int64_t steps) {
+    std::vector<std::vector<int32_t>> texts(kCount);
+    for (int64_t step = 0; step < steps; ++step) {
+      const std::vector<int32_t> fed = next_;
+      std::vector<SequenceInput> inputs;
+      for (size_t i = 0; i < kCount; ++i) {
+        inputs.push_back({.sequence = &sequences_[i],
+                          .tokens = {&fed[i], 1},
+                          .hidden = hidden_[i],
+                          .hidden_out = hidden_[i]});
+      }
+      const Status status = draft_.ForwardAndSample(inputs, slots_.First(kCount), next_);
+      EXPECT_TRUE(status.ok()) << status.message();
+      for (size_t i = 0; i < kCount; ++i) texts[i].push_back(next_[i]);
+    }
+    return texts;
+  }
+  /// A call of Decode.
+  std::vector<std::vector<int32_t>> Decode(int64_t steps, const std::vector<int32_t>& stops = {}) {
+    std::vector<DecodeInput> inputs;
+    for (size_t i = 0; i < kCount; ++i) {
+      inputs.push_back({&sequences_[i], next_[i], hidden_[i], hidden_[i]});
+    }
+    std::vector<int32_t> tokens(static_cast<size_t>(kCount * steps));
+    std::vector<int64_t> counts(kCount);
+    const Status status =
+        draft_.Decode(inputs, slots_.First(kCount), {steps, stops}, tokens, counts);
+    EXPECT_TRUE(status.ok()) << status.message();
+    std::vector<std::vector<int32_t>> texts(kCount);
+    for (size_t i = 0; i < kCount; ++i) {
+      const auto* const first = tokens.data() + static_cast<int64_t>(i) * steps;
+      texts[i].assign(first, first + counts[i]);
+      next_[i] = texts[i].back();
+    }
+    return texts;
+  }
+  int64_t length(size_t i) const { return sequences_[i].length(); }
+
+ private:
+  static constexpr int64_t kCount = 3;
+  const Model& draft_;
+  SamplerSlots slots_;
+  std::vector<Sequence> sequences_;
+  std::vector<std::vector<float>> hidden_;
+  std::vector<int32_t> next_ = {kTokens[0], kTokens[1], kTokens[2]};
+};
+
+/// Several steps on a device hand the draft's hidden states on, as single calls do, also where a
+/// sequence ends before others.
 TEST_F(Drafts, DecodeAsSingleSteps) {
   for (const std::string device : {TestDevice(), "remote"}) {
     for (const std::string type : {"deepseek_v3", "glm4_moe", "qwen3_next"}) {
@@ -309,11 +326,36 @@ TEST_F(Drafts, DecodeAsSingleSteps) {
       const auto model = Model::Open(Write(), on, {.allow_bf16_activations = false, .draft = true});
       ASSERT_TRUE(model.ok()) << model.status().message();
       const Model draft = *model->draft();
-      // Passes of eight, of four, of two steps and of one.
-      const auto texts = DecodeDraft(draft, 15, true);
-      EXPECT_EQ(texts, DecodeDraft(draft, 15, false));
+      const auto texts = DraftTexts(draft).Step(30);
       EXPECT_NE(texts[0], texts[1]);
       EXPECT_GT(std::set(texts[0].begin(), texts[0].end()).size(), 3U);
+      const auto part = [&](size_t i, size_t first, size_t count) {
+        const auto from = texts[i].begin() + static_cast<std::ptrdiff_t>(first);
+        return std::vector<int32_t>(from, from + static_cast<std::ptrdiff_t>(count));
+      };
+      // Passes of eight, of four, of two steps and of one; the next call goes on.
+      DraftTexts decoded(draft);
+      const auto first = decoded.Decode(15);
+      const auto second = decoded.Decode(15);
+      for (size_t i = 0; i < 3; ++i) {
+        EXPECT_EQ(first[i], part(i, 0, 15)) << i;
+        EXPECT_EQ(second[i], part(i, 15, 15)) << i;
+        EXPECT_EQ(decoded.length(i), 30) << i;
+      }
+      if (device == "remote") {
+        EXPECT_GT(testing::RemoteOf(on).recordings(), 0);
+      }
+      // The second token of the second text ends it, and others where they have it.
+      DraftTexts stopped(draft);
+      const int32_t stop = texts[1][1];
+      const auto ended = stopped.Decode(30, {stop});
+      for (size_t i = 0; i < 3; ++i) {
+        const auto at = std::find(texts[i].begin(), texts[i].end(), stop);
+        const auto count = static_cast<size_t>(std::min<int64_t>(at - texts[i].begin() + 1, 30));
+        EXPECT_EQ(ended[i], part(i, 0, count)) << i;
+        EXPECT_EQ(stopped.length(i), std::ssize(ended[i])) << i;
+      }
+      EXPECT_LT(ended[1].size(), ended[0].size());
     }
   }
 }
