@@ -93,5 +93,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert plain["drafts"]["drafted"] == 0
     refused = command(*words, "--draft")
     assert refused.returncode == 1 and "--draft: only with --speculate" in refused.stderr
+    refused = command(*words, "--speculate", 2, "--draft", "lookpu")
+    assert refused.returncode == 3 and "expected lookup, mtp or a model" in refused.stderr
     refused = command(*words, "--speculate", 2, "--draft")
     assert refused.returncode == 1 and "no layer that predicts further tokens" in refused.stderr

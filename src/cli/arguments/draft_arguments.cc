@@ -2,6 +2,8 @@
 
 #include <fmt/core.h>
 
+#include <filesystem>
+
 #include "base/errors.h"
 #include "base/macros.h"
 #include "base/text_table.h"
@@ -51,6 +53,11 @@ Result<SpeculationOptions> DraftArguments::Options(const Model& model, TextCodec
   options.always = always_;
   options.source = source();
   if (options.source != DraftSource::kModel) return options;
+  if (!std::filesystem::exists(*draft_)) {
+    return Status(Code::kIo, fmt::format("--draft: {}: no such directory; expected lookup, mtp or "
+                                         "a model",
+                                         *draft_));
+  }
   if (codec != nullptr) {
     MARLIN_RETURN_IF_ERROR(codec->CheckSameTokens("--draft", *draft_));
   }

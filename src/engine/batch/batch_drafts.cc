@@ -36,8 +36,12 @@ Status UnlessHarmless(const Status& status) {
 }
 
 /// Lets the draft of a text without guesses see what the model was fed.
-Status Follow(BatchText& text) {
-  return UnlessHarmless(text.drafter->Follow(text.tokens, text.sequence->length()));
+Status Follow(BatchText& text, DraftCosts* costs) {
+  const auto start = std::chrono::steady_clock::now();
+  const Result<int64_t> fed = text.drafter->Follow(text.tokens, text.sequence->length());
+  if (!fed.ok()) return UnlessHarmless(fed.status());
+  costs->AddFollow(*fed, SecondsSince(start));
+  return {};
 }
 
 /// The guesses of a pass, once it is chosen how many there are.
@@ -93,7 +97,7 @@ class PassDrafts {
     for (size_t i = 0; i < samplers.size(); ++i) {
       BatchText& text = *group.texts[i];
       Take(text, std::move(group.requests[i].guess));
-      if (text.drafts.empty()) MARLIN_RETURN_IF_ERROR(Follow(text));
+      if (text.drafts.empty()) MARLIN_RETURN_IF_ERROR(Follow(text, &costs_));
     }
     return {};
   }
@@ -128,9 +132,9 @@ Status AddDrafts(const Model& model, const BatchSlots& slots, std::span<BatchTex
     GuessRequest& request = requests.emplace_back(
         GuessRequest{.drafter = text->drafter.get(), .tokens = text->tokens, .most = most});
     texts.push_back(text);
-    choices.push_back({&*text->control, most});
+    choices.push_back({&*text->control, most, text->drafter->draft() != nullptr});
     // Without a call of a draft a guess costs nothing, so that it is known how many there are.
-    if (text->drafter->draft() != nullptr || most <= 0) continue;
+    if (choices.back().has_draft || most <= 0) continue;
     MARLIN_RETURN_IF_ERROR(text->drafter->GuessAll({&request, 1}));
     choices.back().most = std::ssize(request.guess);
   }
@@ -138,13 +142,15 @@ Status AddDrafts(const Model& model, const BatchSlots& slots, std::span<BatchTex
   PassDrafts drafts(slots, costs);
   for (size_t i = 0; i < texts.size(); ++i) {
     const int64_t guesses = choices[i].guesses;
-    if (texts[i]->drafter->draft() == nullptr) {
+    if (!choices[i].has_draft) {
       requests[i].guess.resize(static_cast<size_t>(guesses));
       drafts.Take(*texts[i], std::move(requests[i].guess));
     } else if (guesses > 0) {
       drafts.Add(*texts[i], guesses);
+    } else if (choices[i].gives_up) {
+      texts[i]->drafter.reset();
     } else {
-      MARLIN_RETURN_IF_ERROR(Follow(*texts[i]));
+      MARLIN_RETURN_IF_ERROR(Follow(*texts[i], costs));
     }
   }
   return drafts.GuessTogether();

@@ -19,6 +19,10 @@ constexpr double kKept = 0.95;
 constexpr double kPrior = 0.5;
 /// The longest pause, after which a text may have become repetitive.
 constexpr int64_t kMostPause = 32;
+/// Guesses after which a text that none pays for may give up, and the share of its time that it may
+/// cost to feed a draft without a guess.
+constexpr double kTried = 2.5;
+constexpr double kMostFollow = 0.05;
 /// Numbers of guesses.
 constexpr int64_t kCounts[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, kMostDrafts};
 
@@ -46,6 +50,10 @@ void DraftCosts::AddGuess(int64_t tokens, double seconds) {
   }
 }
 
+void DraftCosts::AddFollow(int64_t tokens, double seconds) {
+  if (tokens > 0) Update(seconds / static_cast<double>(tokens), &follow_);
+}
+
 double DraftCosts::PassSeconds(int64_t rows) const {
   const auto above = passes_.lower_bound(rows);
   if (above == passes_.end()) return passes_.rbegin()->second;
@@ -70,6 +78,8 @@ double DraftControl::ExpectedTokens(int64_t drafts) const {
   const double rate = Acceptance();
   return (1 - std::pow(rate, static_cast<double>(drafts + 1))) / (1 - rate);
 }
+
+bool DraftControl::IsTried() const { return tried_ >= kTried; }
 
 bool DraftControl::Tries(int64_t pass) {
   if (pass % pause_ != 0) return false;
@@ -173,10 +183,14 @@ void ChooseGuesses(DraftCosts& costs, int64_t rows, int64_t room, std::span<Draf
   std::ranges::stable_sort(free, std::greater(),
                            [](const DraftChoice* text) { return text->control->Acceptance(); });
   const BestGuesses best = FindBest(costs, expected, room, free);
+  const double of_text = costs.PassSeconds(rows) / static_cast<double>(rows);
+  const bool costs_much = costs.FollowSeconds() > kMostFollow * of_text;
   for (size_t i = 0; i < free.size(); ++i) {
     if (i < best.texts) {
       guess(*free[i], CountLikely(*free[i], best.least));
       free[i]->control->EndPause();
+    } else if (costs_much && free[i]->has_draft && free[i]->control->IsTried()) {
+      free[i]->gives_up = true;
     } else if (room > 0 && free[i]->control->Tries(pass)) {
       guess(*free[i], 1);
     }

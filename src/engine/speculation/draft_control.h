@@ -22,6 +22,8 @@ class DraftCosts {
   void AddPass(int64_t rows, double seconds);
   /// Calls that guessed up to `tokens` tokens of each text.
   void AddGuess(int64_t tokens, double seconds);
+  /// Calls that fed a draft `tokens` tokens of a text without a guess.
+  void AddFollow(int64_t tokens, double seconds);
 
   /// The time of a pass. More rows do not cost less. Between measured numbers of rows it is
   /// interpolated, and beyond them the largest one's: what has not been tried looks cheap.
@@ -30,6 +32,8 @@ class DraftCosts {
   /// Whether a pass of as many rows or fewer was measured.
   bool Knows(int64_t rows) const { return !passes_.empty() && passes_.begin()->first <= rows; }
   double GuessSeconds(int64_t tokens) const { return static_cast<double>(tokens) * guess_; }
+  /// The time of a token that a draft is fed without a guess; 0: not measured.
+  double FollowSeconds() const { return follow_; }
   /// Rows that may be tried: twice what was measured, so that what is unknown grows step by step.
   int64_t MostRows() const;
 
@@ -40,6 +44,7 @@ class DraftCosts {
   int guesses_begun_ = 0;             ///< Likewise.
   std::map<int64_t, double> passes_;  ///< Seconds by rows.
   double guess_ = 0;                  ///< Seconds per token; 0: not measured.
+  double follow_ = 0;                 ///< Likewise.
 };
 
 /// The record of one text's guesses.
@@ -60,6 +65,8 @@ class DraftControl {
   bool Tries(int64_t pass);
   /// It guesses, so that the next pause is short.
   void EndPause() { pause_ = 2; }
+  /// Whether some guesses were tried, so that more would hardly change what is chosen.
+  bool IsTried() const;
   /// Learns how many of the tokens that a pass verified were accepted.
   void Learn(int64_t drafted, int64_t accepted);
   const DraftCounts& counts() const { return counts_; }
@@ -76,8 +83,10 @@ class DraftControl {
 /// A text of a pass whose next tokens may be guessed.
 struct DraftChoice {
   DraftControl* control = nullptr;
-  int64_t most = 0;     ///< Guesses that it has room for.
-  int64_t guesses = 0;  ///< The result: how many to make.
+  int64_t most = 0;       ///< Guesses that it has room for.
+  bool has_draft = true;  ///< Which is fed the text.
+  int64_t guesses = 0;    ///< The result: how many to make.
+  bool gives_up = false;  ///< Likewise: a draft is not worth what it costs to feed it the text.
 };
 
 /// Chooses the guesses of the texts of the next pass, as many as promise the most tokens per

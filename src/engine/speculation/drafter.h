@@ -38,8 +38,8 @@ class Drafter {
   /// again.
   virtual Status GuessAll(std::span<GuessRequest> requests) = 0;
   /// Called instead of GuessAll in other passes. `fed`: the tokens of the text that the model was
-  /// fed.
-  virtual Status Follow(std::span<const int32_t> /*tokens*/, int64_t /*fed*/) { return {}; }
+  /// fed. Returns how many the draft was fed.
+  virtual Result<int64_t> Follow(std::span<const int32_t> /*tokens*/, int64_t /*fed*/) { return 0; }
 
   /// The model whose calls guess, with the state of the text's sampler; null: none is called.
   virtual const Model::Impl* draft() const { return nullptr; }

@@ -43,14 +43,15 @@ void LayerDrafts::See() {
   kept_.clear();
 }
 
-Status LayerDrafts::Follow(std::span<const int32_t> tokens, int64_t /*fed*/) {
-  if (kept_rows() < kLeastFollowed) return {};
+Result<int64_t> LayerDrafts::Follow(std::span<const int32_t> tokens, int64_t /*fed*/) {
+  const int64_t rows = kept_rows();
+  if (rows < kLeastFollowed) return 0;
   MARLIN_ASSIGN_OR_RETURN(SequenceInput input, Unseen(tokens));
   input.feed_only = true;
   const Shape nothing{0, draft_.info().vocab_size};
   MARLIN_RETURN_IF_ERROR(draft_.Forward({&input, 1}, {nullptr, DType::kF32, nothing}));
   See();
-  return {};
+  return rows;
 }
 
 Status LayerDrafts::GuessAll(std::span<GuessRequest> requests) {

@@ -24,7 +24,7 @@ class LayerDrafts final : public Drafter {
 
   Status Restart(int64_t first) override;
   Status GuessAll(std::span<GuessRequest> requests) override;
-  Status Follow(std::span<const int32_t> tokens, int64_t fed) override;
+  Result<int64_t> Follow(std::span<const int32_t> tokens, int64_t fed) override;
 
   const Model::Impl* draft() const override { return &Internals::Impl(draft_); }
   bool reads_hidden() const override { return true; }

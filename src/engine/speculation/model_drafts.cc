@@ -51,17 +51,17 @@ std::span<const int32_t> ModelDrafts::Unfed(std::span<const int32_t> tokens) con
                                                                    : std::span<const int32_t>();
 }
 
-Status ModelDrafts::Follow(std::span<const int32_t> tokens, int64_t fed) {
-  if (fed - std::ssize(fed_) < kLeastFollowed) return {};
+Result<int64_t> ModelDrafts::Follow(std::span<const int32_t> tokens, int64_t fed) {
+  if (fed - std::ssize(fed_) < kLeastFollowed) return 0;
   MARLIN_RETURN_IF_ERROR(GoBack(tokens));
   const auto unfed = Unfed(tokens.first(static_cast<size_t>(fed)));
-  if (unfed.empty()) return {};
+  if (unfed.empty()) return 0;
   SequenceInput input{&*sequence_, unfed};
   input.feed_only = true;
   const Shape nothing{0, draft_.info().vocab_size};
   MARLIN_RETURN_IF_ERROR(draft_.Forward({&input, 1}, {nullptr, DType::kF32, nothing}));
   Know(unfed);
-  return {};
+  return std::ssize(unfed);
 }
 
 Status ModelDrafts::GuessAll(std::span<GuessRequest> requests) {

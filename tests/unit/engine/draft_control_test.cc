@@ -211,6 +211,30 @@ TEST(DraftControl, TriesMoreRowsStepByStep) {
   EXPECT_EQ(Choose(control, costs, 64), 24);
 }
 
+/// A text that no guess pays for gives up where it costs much to let the draft follow it.
+TEST(DraftControl, GivesUpWhereFollowingCostsMuch) {
+  DraftControl wrong = Learned(4, 0);
+  DraftControl unknown({.tokens = 4});
+  DraftControl right = Learned(4, 4);
+  const auto give_up = [](DraftControl& control, double follow, bool has_draft = true,
+                          const Cost& pass = Linear) {
+    DraftCosts costs = CostsOf(pass, 0.1);
+    costs.BeginPass();
+    costs.AddFollow(32, 32 * follow);
+    DraftChoice text{&control, 9, has_draft};
+    ChooseGuesses(costs, 4, 100, {&text, 1});
+    return text.gives_up;
+  };
+  // A token of a text costs 1, and so does a guess.
+  EXPECT_FALSE(give_up(wrong, 0));
+  EXPECT_FALSE(give_up(wrong, 0.04));
+  EXPECT_TRUE(give_up(wrong, 0.06));
+  EXPECT_FALSE(give_up(wrong, 0.06, false));
+  EXPECT_FALSE(give_up(unknown, 0.06));
+  EXPECT_TRUE(give_up(right, 0.06));
+  EXPECT_FALSE(give_up(right, 0.06, true, Flat));
+}
+
 TEST(DraftControl, AlwaysGuessesIfAsked) {
   DraftControl control({.tokens = 5, .always = true});
   DraftCosts costs = CostsOf(Linear, 9);
