@@ -62,12 +62,12 @@ Status LayerDrafts::GuessAll(std::span<GuessRequest> requests) {
     // Without a row the layer was fed already, and what it said then is gone.
     if (!input.tokens.empty()) calls.Add(&request, input);
   }
-  const Status first = calls.SampleFirst();
+  Status first = calls.SampleFirst();
   for (const GuessRequest& request : requests) {
     if (!request.guess.empty()) static_cast<LayerDrafts&>(*request.drafter).See();
   }
   if (!first.ok() && first.code() != Code::kNonFiniteInput) return first;
-  const Status others = calls.DecodeOthers();
+  Status others = calls.DecodeOthers();
   return first.ok() ? others : first;
 }
 

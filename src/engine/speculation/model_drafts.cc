@@ -72,7 +72,7 @@ Status ModelDrafts::GuessAll(std::span<GuessRequest> requests) {
     const auto unfed = drafter.Unfed(request.tokens);
     if (!unfed.empty()) calls.Add(&request, {&*drafter.sequence_, unfed});
   }
-  const Status first = calls.SampleFirst();
+  Status first = calls.SampleFirst();
   for (const GuessRequest& request : requests) {
     auto& drafter = static_cast<ModelDrafts&>(*request.drafter);
     if (!request.guess.empty()) drafter.Know(drafter.Unfed(request.tokens));
